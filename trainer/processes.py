@@ -1,0 +1,91 @@
+"""Facts about processes, and the ladder that ends a run. Imports no torch.
+
+A process is known by pid and kernel start time together, so a reused pid is never taken for the run that had it.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+Identity = tuple[int, str]  # pid, start
+
+STOP_GRACE = 5.0  # seconds in which the ranks may agree, save and leave
+TERM_GRACE = 2.0
+KILL_GRACE = 2.0
+
+
+def start_of(pid: int) -> str | None:
+    """When the kernel started `pid`, as text that only equality is asked of; None if it is gone or a zombie.
+
+    On Linux the boot's id and the clock ticks since boot: both stand still when the wall clock is set.
+    """
+    if sys.platform == "linux":
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except (OSError, IndexError):
+            return None
+        return None if fields[0] in (b"Z", b"X") else f"{boot}:{fields[19].decode()}"
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.Error:
+        return None
+
+
+def identity(pid: int) -> Identity | None:
+    start = start_of(pid)
+    return None if start is None else (pid, start)
+
+
+def alive(process: Identity) -> bool:
+    return start_of(process[0]) == process[1]
+
+
+def tree(root: Identity) -> list[Identity]:
+    """`root` and all its living descendants; [] if root is gone."""
+    if not alive(root):
+        return []
+    with contextlib.suppress(psutil.Error):
+        pids = [root[0], *(child.pid for child in psutil.Process(root[0]).children(recursive=True))]
+        return [known for known in map(identity, pids) if known is not None]
+    return []
+
+
+def wait_gone(processes: Iterable[Identity], seconds: float) -> list[Identity]:
+    """Wait until all are gone or the time is over. Returns those still alive."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if alive(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [process for process in left if alive(process)]
+    return left
+
+
+def send(processes: Iterable[Identity], number: signal.Signals) -> None:
+    """Signal those that are still who they were."""
+    for process in processes:
+        if alive(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process[0], number)
+
+
+def end_tree(root: Identity, recorded: Iterable[Identity] = (), grace: float = STOP_GRACE) -> list[Identity]:
+    """Wait `grace` seconds for a run that was asked to stop, then SIGTERM, then SIGKILL all of it.
+
+    `recorded` are processes that the run wrote down itself (its ranks), ended even when they lost their parent.
+    Returns what is still alive after all that: [] unless the kernel holds a process.
+    """
+    members = set(tree(root)) | {process for process in recorded if alive(process)}
+    for wait, number in ((grace, signal.SIGTERM), (TERM_GRACE, signal.SIGKILL)):
+        if not wait_gone(members, wait):
+            return []
+        members |= set(tree(root))
+        send(members, number)
+    return wait_gone(members, KILL_GRACE)

@@ -1,0 +1,354 @@
+"""A run is a directory. Everything about it is read from there. Imports no torch.
+
+    config.json     the settings, written whole before anything starts
+    process.json    pid, kernel start time, argv, versions of the process that trains; its creation claims the run
+    events.jsonl    what happened (trainer.events)
+    system.jsonl    CPU, memory and GPUs, each second
+    train.log       all output
+    ranks/<n>.json  pid, heartbeat, step and error of each rank
+    last.pt best.pt checkpoints, each with its SHA-256 beside it
+    stop            its existence asks the run to stop
+
+The status is derived from these files and the living processes each time; it is never stored.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.events import Event, EventTail, EventWriter
+from trainer.processes import Identity, alive, identity
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
+
+
+class RunError(ValueError):
+    """What was asked of a run cannot be done; the text says why."""
+
+
+class RunStatus(StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DIVERGED = "diverged"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def living(self) -> bool:
+        """A process is at work."""
+        return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if it is missing, torn or something else."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A handle on one run directory; holds no state of its own."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def stop_path(self) -> Path:
+        return self.path / "stop"
+
+    @property
+    def ranks_path(self) -> Path:
+        return self.path / "ranks"
+
+    def checkpoint_path(self, name: str) -> Path:
+        assert name in ("last", "best")
+        return self.path / f"{name}.pt"
+
+    @classmethod
+    def create(cls, runs_dir: Path, config: TrainConfig) -> "Run":
+        """A new directory with its config.json. Raises RunError if it cannot be written."""
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            while True:
+                stamp = time.strftime("%Y%m%d-%H%M%S")
+                run = cls(runs_dir / f"{stamp}-{config.parallel}-{secrets.token_hex(2)}")
+                # Prepared under another name: no reader ever meets a run without its config.
+                draft = runs_dir / f".{run.id}"
+                draft.mkdir()
+                (draft / "config.json").write_text(config.model_dump_json(indent=1))
+                if not run.path.exists():
+                    os.rename(draft, run.path)
+                    return run
+                shutil.rmtree(draft)
+        except OSError as error:
+            raise RunError(f"the run directory in {runs_dir} cannot be written: {error}") from error
+
+    def config(self) -> TrainConfig:
+        """Raises RunError if config.json is missing or not readable, ConfigError if a setting is not valid."""
+        try:
+            return TrainConfig.from_json((self.path / "config.json").read_text())
+        except OSError as error:
+            raise RunError(f"{self.path} is not a run: its config.json cannot be read ({error.strerror})") from error
+
+    def write_config(self, config: TrainConfig) -> None:
+        write_atomic(self.path / "config.json", config.model_dump_json(indent=1))
+
+    def process(self) -> dict[str, Any] | None:
+        return read_json(self.path / "process.json")
+
+    def identity(self) -> Identity | None:
+        """Who trains, or trained, this run."""
+        return _identity(self.process())
+
+    def rank_records(self) -> list[dict[str, Any]]:
+        """What each rank wrote about itself, in the order of the ranks."""
+        records = [read_json(path) for path in self.ranks_path.glob("*.json")]
+        return sorted((r for r in records if r and "rank" in r), key=lambda r: r["rank"])
+
+    def rank_identities(self) -> list[Identity]:
+        return [known for known in map(_identity, self.rank_records()) if known]
+
+    def claim(self) -> None:
+        """Make this process the one that trains the run. Raises RunError if another one has it."""
+        size = self.events_path.stat().st_size if self.events_path.exists() else 0
+        known = identity(os.getpid())
+        assert known is not None
+        record = {
+            "pid": known[0],
+            "start": known[1],
+            "started": time.time(),
+            "argv": sys.argv,
+            "events_offset": size,  # what lies before it was written by an earlier process
+            "versions": _versions(),
+        }
+        draft = self.path / f".process.{os.getpid()}"
+        draft.write_text(json.dumps(record, indent=1))
+        try:
+            os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
+        except FileExistsError:
+            owner = self.process() or {}
+            raise RunError(f"{self.id} was already started, by process {owner.get('pid')}") from None
+        finally:
+            draft.unlink()
+
+    def requeue(self) -> None:
+        """Make a run that has ended startable again; it goes on from its last checkpoint."""
+        if self.state().status.living:
+            raise RunError(f"{self.id} is running")
+        shutil.rmtree(self.ranks_path, ignore_errors=True)
+        self.stop_path.unlink(missing_ok=True)
+        (self.path / "process.json").unlink(missing_ok=True)
+
+    def ask_to_stop(self) -> None:
+        self.stop_path.touch()
+
+    def delete(self) -> None:
+        """Remove the directory. Raises RunError while a process is at work in it."""
+        if self.state().status.living or any(alive(process) for process in self.rank_identities()):
+            raise RunError(f"{self.id} is running: stop it first")
+        doomed = self.path.with_name(f".deleted-{self.id}")
+        os.rename(self.path, doomed)  # at once out of every list, also if the removal is cut short
+        shutil.rmtree(doomed)
+
+    def state(self) -> "RunState":
+        """All facts, read now. Keep the RunState and `update()` it to read only what is new."""
+        state = RunState(self)
+        state.update()
+        return state
+
+
+def _identity(record: dict[str, Any] | None) -> Identity | None:
+    if record and isinstance(record.get("pid"), int) and isinstance(record.get("start"), str):
+        return record["pid"], record["start"]
+    return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "torchvision", "numpy", "pillow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass
+class RunState:
+    """What a run's events add up to, folded as they arrive."""
+
+    run: Run
+    start: Event = field(default_factory=dict)  # the newest of each kind; {} if there is none
+    step: Event = field(default_factory=dict)
+    evaluation: Event = field(default_factory=dict)
+    end: Event = field(default_factory=dict)
+    progress: str = ""
+    warnings: list[str] = field(default_factory=list)
+    best_accuracy: float | None = None
+    status: RunStatus = RunStatus.QUEUED
+    process: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tail = EventTail(self.run.events_path)
+        self._positions = {"start": -1, "end": -1}
+
+    def update(self) -> list[Event]:
+        """Read what is new. Returns the new events."""
+        # Before the events: a process that ends in between leaves its `end` to be read.
+        self.process = self.run.process() or {}
+        known = _identity(self.process)
+        is_alive = known is not None and alive(known)
+        generation = self._tail.generation
+        found = self._tail.read()
+        if self._tail.generation != generation:
+            fresh = RunState(self.run)
+            events = fresh.update()
+            self.__dict__.update(fresh.__dict__)
+            self._tail.generation = generation + 1
+            return events
+        for position, event in found:
+            self._fold(position, event)
+        self.status = self._derive(is_alive)
+        return [event for _, event in found]
+
+    def _fold(self, position: int, event: Event) -> None:
+        match event["kind"]:
+            case "start":
+                self.start, self.progress = event, ""
+                self._positions["start"] = position
+                if event.get("step", 0) == 0:
+                    self.step, self.evaluation, self.best_accuracy = {}, {}, None
+            case "step":
+                self.step = event
+            case "eval":
+                self.evaluation = event
+                accuracy = event.get("accuracy")
+                if accuracy is not None:
+                    self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
+            case "end":
+                self.end, self.progress = event, ""
+                self._positions["end"] = position
+            case "progress":
+                self.progress = str(event.get("text", ""))
+            case "warning":
+                text = str(event.get("text", ""))
+                if text not in self.warnings:
+                    self.warnings.append(text)
+
+    def _derive(self, is_alive: bool) -> RunStatus:
+        if not self.process:
+            return RunStatus.QUEUED
+        mine = self.process.get("events_offset", 0)
+        if self._positions["end"] >= mine:
+            try:
+                return RunStatus(self.end.get("status", ""))
+            except ValueError:
+                return RunStatus.INTERRUPTED
+        if not is_alive:
+            return RunStatus.INTERRUPTED
+        if self.run.stop_path.exists():
+            return RunStatus.STOPPING
+        return RunStatus.RUNNING if self._positions["start"] >= mine else RunStatus.STARTING
+
+    @property
+    def error(self) -> str:
+        """Why the run failed or diverged; "" otherwise."""
+        if self.status in (RunStatus.FAILED, RunStatus.DIVERGED):
+            return str(self.end.get("error") or "")
+        if self.status == RunStatus.INTERRUPTED:
+            return "The trainer's process ended without a word: killed, out of memory, or the machine went down."
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """One row of `list`."""
+        config = self.run.config()
+        world_size = self.start.get("world_size", config.processes)
+        names = self.start.get("devices")
+        devices = ", ".join(dict.fromkeys(names)) if names else config.devices
+        return {
+            "id": self.run.id,
+            "status": str(self.status),
+            "parallel": config.parallel,
+            "devices": devices + (f" x {world_size}" if world_size > 1 else ""),
+            "epoch": self.step.get("epoch", 0),
+            "step": self.step.get("step", 0),
+            "best_accuracy": self.best_accuracy,
+            "images_per_second": self.step.get("images_per_second"),
+            "started": self.process.get("started"),
+            "label": config.label,
+        }
+
+
+def iter_runs(runs_dir: Path) -> Iterator[Run]:
+    """All runs of a directory, newest first. Strangers in it are left alone."""
+    try:
+        names = sorted((entry.name for entry in os.scandir(runs_dir)), reverse=True)
+    except OSError:
+        return
+    for name in names:
+        if RUN_ID.fullmatch(name) and (runs_dir / name / "config.json").exists():
+            yield Run(runs_dir / name)
+
+
+def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
+    """The rows of `python -m trainer list`, newest first; a run whose settings cannot be read is left out."""
+    rows = []
+    for run in iter_runs(runs_dir):
+        try:
+            rows.append(run.state().summary())
+        except ValueError:
+            continue
+    return rows
+
+
+def open_run(runs_dir: Path, reference: str) -> Run:
+    """The run that an id, a path or `latest` names. Raises RunError."""
+    if reference == "latest":
+        newest = next(iter_runs(runs_dir), None)
+        if newest is None:
+            raise RunError(f"there is no run in {runs_dir} yet")
+        return newest
+    path = runs_dir / reference if RUN_ID.fullmatch(reference) else Path(reference)
+    if not (path / "config.json").is_file():
+        raise RunError(f"there is no run {reference!r} in {runs_dir}")
+    return Run(path)
+
+
+def event_writer(run: Run) -> EventWriter:
+    return EventWriter(run.events_path)
