@@ -1,4 +1,4 @@
-"""What a new visitor finds in the form: the article's settings, or generated pictures where CIFAR-10 is out of reach."""
+"""What a new visitor finds in the form: the article's settings, or generated pictures without CIFAR-10."""
 
 import threading
 import time

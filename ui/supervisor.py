@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.config import ConfigError, TrainConfig
@@ -55,8 +55,9 @@ def placement(config: TrainConfig) -> Placement:
 class Supervisor:
     """Launches trainers for one runs directory; at most one at a time, over all servers that share it."""
 
-    def __init__(self, runs_dir: Path):
+    def __init__(self, runs_dir: Path, trainer: Sequence[str] = (sys.executable, "-m", "trainer")):
         self.runs_dir = runs_dir.resolve()
+        self._trainer = tuple(trainer)
         self._thread_lock = threading.Lock()
         self._stopping: set[str] = set()
 
@@ -151,7 +152,7 @@ class Supervisor:
         try:
             with run.log_path.open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer", "train", "--run", str(run.path)],
+                    [*self._trainer, "train", "--run", str(run.path)],
                     cwd=ROOT,
                     env=trainer_environment(),
                     stdin=subprocess.DEVNULL,
