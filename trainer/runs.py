@@ -188,6 +188,22 @@ class Run:
         self.launch_path.unlink(missing_ok=True)
         (self.path / "process.json").unlink(missing_ok=True)
 
+    def prepare_resume(self, epochs: int = 0) -> None:
+        """Requeue an ended run, to train to `epochs` epochs in all (0: as many as it has).
+
+        Raises RunError if it is running or has nothing left to do, ConfigError if `epochs` is not valid.
+        """
+        config, state = self.config(), self.state()
+        if state.status.living:
+            raise RunError(f"{self.id} is running")
+        config = config.changed(epochs=epochs or config.epochs)
+        done = state.step.get("epoch", 0)
+        if state.status == RunStatus.COMPLETED and done >= config.epochs:
+            raise RunError(f"{self.id} has done {done:g} of {config.epochs} epochs: give more epochs to go on")
+        if config != self.config():
+            self.write_config(config)
+        self.requeue()
+
     def ask_to_stop(self) -> None:
         self.stop_path.touch()
 
