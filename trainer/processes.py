@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,3 +90,15 @@ def end_tree(root: Identity, recorded: Iterable[Identity] = (), grace: float = S
         members |= set(tree(root))
         send(members, number)
     return wait_gone(members, KILL_GRACE)
+
+
+def leave_when_parent_dies(period: float = 1.0) -> None:
+    """End this process at once, also out of a blocking call, when its parent is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(period)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

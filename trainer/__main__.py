@@ -1,0 +1,229 @@
+"""The command line: `python -m trainer train | resume | stop | list | evaluate | predict | export`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from pydantic import ValidationError
+
+from trainer.config import PRESETS, ConfigError, TrainConfig, config_error
+from trainer.runs import Run, RunError, list_runs, open_run
+
+COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
+
+RunsDir = Annotated[Path, tyro.conf.arg(help="where the run directories are")]
+RunName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="a run's id, its path, or `latest`")]
+Json = Annotated[bool, tyro.conf.arg(help="print one JSON document and nothing else")]
+Which = Annotated[Literal["best", "last"], tyro.conf.arg(help="which checkpoint")]
+
+
+def main(argv: list[str]) -> int:
+    commands = {
+        "train": _train_command(_preset_of(argv)),
+        "resume": resume,
+        "stop": stop,
+        "list": list_,
+        "evaluate": evaluate,
+        "predict": predict,
+        "export": export,
+    }
+    try:
+        return tyro.extras.subcommand_cli_from_dict(
+            commands, args=argv, prog="python -m trainer", sort_subcommands=False
+        )
+    except ValidationError as error:
+        return _refuse(config_error(error))
+    except (ConfigError, RunError) as error:
+        return _refuse(error)
+
+
+def _refuse(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return BAD_ARGUMENTS
+
+
+def _preset_of(argv: list[str]) -> str:
+    """The preset gives the defaults of all other flags, so it is looked up before they are read."""
+    for index, word in enumerate(argv):
+        name = word.removeprefix("--preset=") if word.startswith("--preset=") else None
+        if word == "--preset" and index + 1 < len(argv):
+            name = argv[index + 1]
+        if name in PRESETS:
+            return name
+    return "tutorial"
+
+
+def _train_command(preset_name: str):
+    Preset = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
+
+    def train(
+        config: tyro.conf.OmitArgPrefixes[TrainConfig] = PRESETS[preset_name],
+        preset: Annotated[Preset, tyro.conf.arg(help="where the settings start from")] = preset_name,  # type: ignore[valid-type]
+        run: Annotated[Path | None, tyro.conf.arg(help="train this run directory with its own settings")] = None,
+        runs_dir: RunsDir = Path("runs"),
+    ) -> int:
+        """Train a network; prints the run directory first."""
+        if run is None:
+            return _train(Run.create(runs_dir, config))
+        if config != PRESETS["tutorial"]:
+            raise ConfigError({"run": "a run has its own settings in its config.json; give no others beside --run"})
+        return _train(open_run(runs_dir, str(run)))
+
+    return train
+
+
+def _train(run: Run) -> int:
+    from trainer.log import tee_output
+
+    run.config()  # refused here, with its words, rather than in a log
+    if "RANK" in os.environ:  # started by torchrun
+        from trainer.torchrun import join_group
+
+        return _exit_code(join_group(run).status)
+    run.claim()
+    print(run.path, flush=True)
+    with tee_output(run.log_path):
+        from trainer.launch import launch
+
+        return _exit_code(launch(run).status)
+
+
+def _exit_code(status: str) -> int:
+    return COMPLETED if status in ("completed", "stopped") else FAILED
+
+
+def resume(
+    run: RunName,
+    epochs: Annotated[int, tyro.conf.arg(help="train to this many epochs in all; 0: as the run has it")] = 0,
+    runs_dir: RunsDir = Path("runs"),
+) -> int:
+    """Go on with a run from its last checkpoint."""
+    opened = open_run(runs_dir, run)
+    opened.prepare_resume(epochs)
+    return _train(opened)
+
+
+def stop(run: RunName, runs_dir: RunsDir = Path("runs")) -> int:
+    """Stop a run: it saves a checkpoint and ends; within 10 seconds nothing of it is left."""
+    from trainer.stop import stop_run
+
+    opened = open_run(runs_dir, run)
+    print(f"{opened.id}: {stop_run(opened)}")
+    return COMPLETED
+
+
+def list_(runs_dir: RunsDir = Path("runs"), json_: Annotated[Json, tyro.conf.arg(name="json")] = False) -> int:
+    """List all runs, newest first."""
+    rows = list_runs(runs_dir)
+    if json_:
+        print(json.dumps(rows))
+    elif not rows:
+        print(f"no runs in {runs_dir}")
+    else:
+        _print_table([{key: _cell(key, value) for key, value in row.items()} for row in rows])
+    return COMPLETED
+
+
+def _cell(key: str, value: Any) -> str:
+    import time
+
+    if value is None:
+        return "-"
+    match key:
+        case "best_accuracy":
+            return f"{value:.2%}"
+        case "images_per_second":
+            return f"{value:,.0f}"
+        case "epoch":
+            return f"{value:.4g}"
+        case "started":
+            return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
+    return str(value)
+
+
+def _print_table(rows: list[dict[str, str]]) -> None:
+    titles = {key: key.replace("_", " ") for key in rows[0]}
+    widths = {key: max(len(row[key]) for row in [titles, *rows]) for key in titles}
+    for row in [titles, *rows]:
+        print("  ".join(row[key].ljust(widths[key]) for key in titles).rstrip())
+
+
+def evaluate(
+    run: RunName,
+    checkpoint: Which = "best",
+    runs_dir: RunsDir = Path("runs"),
+    json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
+) -> int:
+    """Count a checkpoint's answers on all test pictures."""
+    opened = open_run(runs_dir, run)
+    from trainer.predict import evaluate_run
+
+    try:
+        result = evaluate_run(opened, checkpoint)
+    except ValueError as error:
+        return _fail(error)
+    if json_:
+        print(json.dumps(result))
+        return COMPLETED
+    print(
+        f"{result['checkpoint']} of step {result['step']}: {result['accuracy']:.2%} of {result['count']} right, "
+        f"loss {result['loss']:.4f}"
+    )
+    for name, accuracy in result["per_class"].items():
+        print(f"  {name:<20} {'-' if accuracy is None else f'{accuracy:.2%}'}")
+    return COMPLETED
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return FAILED
+
+
+def predict(
+    run: RunName,
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE...")],
+    checkpoint: Which = "best",
+    runs_dir: RunsDir = Path("runs"),
+    json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
+) -> int:
+    """Say what is on pictures. A picture that cannot be read has its reason in its place."""
+    opened = open_run(runs_dir, run)
+    from trainer.predict import load_predictor, predict_files
+
+    try:
+        results = predict_files(load_predictor(opened, checkpoint), images)
+    except ValueError as error:
+        return _fail(error)
+    if json_:
+        print(json.dumps(results))
+    else:
+        for result in results:
+            answer = result["error"] or f"{result['label']} ({result['probability']:.1%})"
+            print(f"{result['file']}: {answer}")
+    return FAILED if all(result["error"] for result in results) else COMPLETED
+
+
+def export(
+    run: RunName,
+    output: Annotated[Path | None, tyro.conf.arg(help="the file to write; else model.safetensors in the run")] = None,
+    checkpoint: Which = "best",
+    runs_dir: RunsDir = Path("runs"),
+) -> int:
+    """Write a checkpoint's weights as safetensors."""
+    opened = open_run(runs_dir, run)
+    from trainer.predict import export_run
+
+    target = output or opened.path / "model.safetensors"
+    try:
+        export_run(opened, checkpoint, target)
+    except (ValueError, OSError) as error:
+        return _fail(error)
+    print(target)
+    return COMPLETED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,238 @@
+"""The training loop: one step, readable from top to bottom, the same in every parallel mode."""
+
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.augment import plan_epoch
+from trainer.parallel import reduce_sum, share_buffers
+from trainer.session import Session, save
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: completed, stopped or diverged."""
+
+    status: str
+    step: int
+    error: str = ""
+
+
+def lr_factor(step: int, total_steps: int, warmup_steps: float, schedule: str) -> float:
+    """The share of `lr` in force for the step after `step` steps were made: a rise from 0, then the schedule."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    match schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        case "triangular":
+            return 1 - done
+        case "step":
+            return 0.1 ** ((step >= total_steps / 2) + (step >= total_steps * 3 / 4))
+    return 1.0
+
+
+def train(session: Session) -> Outcome:
+    """Train to the end of the run, or until it is asked to stop. Every rank returns the same outcome."""
+    outcome = None
+    if session.step and session.step % session.steps_per_epoch == 0:  # stopped between an epoch and its evaluation
+        outcome = _end_epoch(session)
+    while outcome is None and session.step < session.total_steps:
+        outcome = train_epoch(session) or _end_epoch(session)
+    return outcome or Outcome("completed", session.step)
+
+
+def train_epoch(session: Session) -> Outcome | None:
+    """The rest of the current epoch. None if it was done to its end."""
+    config, worker, optimizer, scaler = session.config, session.worker, session.optimizer, session.scaler
+    device = worker.device
+    epoch, first = divmod(session.step, session.steps_per_epoch)
+    epoch_end = min((epoch + 1) * session.steps_per_epoch, session.total_steps)
+    plan = plan_epoch(len(session.train_set), config.seed, epoch, config.augment)
+    batches = session.train_set.batches(plan, config.batch_size, first, worker.rank, worker.world_size)
+    # Reading a number off a GPU stalls it, so there the ranks meet at log points only; on a CPU it costs nothing.
+    meet_every = 1 if device.type == "cpu" else config.log_every
+    torch.manual_seed(hash((config.seed, epoch, worker.rank)) % 2**63)
+    session.net.train()
+    sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, correct, pictures, asked to stop
+    meter = Meter()
+
+    for batch in batches:
+        warmup_steps = config.warmup * session.steps_per_epoch
+        lr = config.lr * lr_factor(session.step, session.total_steps, warmup_steps, config.schedule)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        session.step += 1
+        is_last = session.step == epoch_end
+        is_logged = session.step % config.log_every == 0 or session.step in (1, session.total_steps) or is_last
+
+        with torch.autocast(device.type, session.autocast) if session.autocast else nullcontext():
+            logits = session.net(batch.images)
+        losses = F.cross_entropy(
+            logits.to(batch.weight.dtype) if session.autocast else logits,
+            batch.labels,
+            reduction="none",
+            label_smoothing=config.label_smoothing,
+        )
+        loss_sum = (losses * batch.weight).sum()
+        # ddp averages the gradients of the ranks. Scaled so, the average is the mean over the global batch,
+        # also where the shares are unequal.
+        loss = loss_sum * (worker.world_size / batch.global_size)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        grad_norm = _clip(session) if config.grad_clip or is_logged else None
+        scaler.step(optimizer)
+        scaler.update()
+
+        with torch.no_grad():
+            correct = ((logits.argmax(1) == batch.labels) * batch.weight).sum()
+            sums[:3] += torch.stack([loss_sum.double(), correct.double(), batch.weight.sum().double()])
+        session.record.beat(session.step)
+        if is_logged or session.step % meet_every == 0:
+            if worker.is_main and session.run.stop_path.exists():
+                sums[3] += 1
+            loss_total, num_correct, num_seen, asked_to_stop = reduce_sum(sums, worker)
+            sums.zero_()
+            meter.add(loss_total, num_correct, num_seen)
+            if not math.isfinite(loss_total):
+                _log_step(session, meter, lr, grad_norm)
+                return _diverged(session, "the training loss")
+            if is_logged:
+                _log_step(session, meter, lr, grad_norm)
+            if asked_to_stop:
+                save(session)
+                return Outcome("stopped", session.step)
+        if is_last:
+            break
+    return None
+
+
+def _clip(session: Session) -> Tensor:
+    """The gradient's norm before it is clipped; only measured where `grad_clip` is 0."""
+    session.scaler.unscale_(session.optimizer)
+    parameters = list(session.model.parameters())
+    if session.config.grad_clip:
+        return nn.utils.clip_grad_norm_(parameters, session.config.grad_clip)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+@dataclass
+class Meter:
+    """Sums since the last point of the chart."""
+
+    loss: float = 0.0
+    correct: float = 0.0
+    count: float = 0.0
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, loss: float, correct: float, count: float) -> None:
+        self.loss += loss
+        self.correct += correct
+        self.count += count
+
+    def take(self) -> tuple[float, float, float]:
+        """Mean loss, accuracy and images a second; starts anew."""
+        now = time.perf_counter()
+        result = self.loss / self.count, self.correct / self.count, self.count / (now - self.since)
+        self.loss = self.correct = self.count = 0.0
+        self.since = now
+        return result
+
+
+def _log_step(session: Session, meter: Meter, lr: float, grad_norm: Tensor | None) -> None:
+    loss, accuracy, images_per_second = meter.take()
+    session.emit(
+        "step",
+        step=session.step,
+        epoch=round(session.epoch, 6),
+        loss=loss,
+        accuracy=accuracy,
+        lr=lr,
+        images_per_second=round(images_per_second, 1),
+        grad_norm=None if grad_norm is None else float(grad_norm),
+    )
+
+
+def _end_epoch(session: Session) -> Outcome | None:
+    """Evaluate if it is due, save, and see whether a goal is reached."""
+    config = session.config
+    if not _is_finite(session.model):
+        return _diverged(session, "a weight")
+    epochs_done = session.step // session.steps_per_epoch
+    is_due = epochs_done % config.eval_every == 0 or session.step >= session.total_steps
+    if not is_due or session.best["evaluated"] == session.step:
+        save(session)
+        return None
+    result = evaluate(session)
+    if result is None:
+        save(session)
+        return Outcome("stopped", session.step)
+    best = session.best
+    is_best = best["accuracy"] is None or result["accuracy"] > best["accuracy"]
+    best["evaluated"] = session.step
+    best["evaluations_since"] = 0 if is_best else best["evaluations_since"] + 1
+    if is_best:
+        best["accuracy"], best["step"] = result["accuracy"], session.step
+    session.emit("eval", step=session.step, epoch=round(session.epoch, 6), **result)
+    session.say(
+        f"epoch {session.epoch:.4g}/{config.epochs}, step {session.step}: test loss {result['loss']:.4f}, "
+        f"test accuracy {result['accuracy']:.2%} of {result['count']}"
+    )
+    save(session, result["accuracy"], is_best)
+    if config.target_accuracy and result["accuracy"] >= config.target_accuracy:
+        return Outcome("completed", session.step)
+    if config.patience and best["evaluations_since"] >= config.patience:
+        return Outcome("completed", session.step)
+    return None
+
+
+@torch.no_grad()
+def evaluate(session: Session) -> dict[str, Any] | None:
+    """Loss and accuracy over every test picture, each counted once on any number of ranks.
+
+    Returns {loss, accuracy, count}; None if the run was asked to stop meanwhile, which all ranks agree on.
+    """
+    worker, device = session.worker, session.worker.device
+    share_buffers(session.model, worker)
+    session.model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    largest_share = math.ceil(session.num_test / worker.world_size)
+    batches = session.test_set.batches()
+    for _ in range(math.ceil(largest_share / session.test_set.batch_size)):  # as many rounds on each rank
+        asked = float(worker.is_main and session.run.stop_path.exists())
+        if reduce_sum(torch.tensor([asked], dtype=torch.float64, device=device), worker)[0]:
+            return None
+        session.record.beat(session.step)
+        share = next(batches, None)
+        if share is None:
+            continue
+        images, labels = share
+        with torch.autocast(device.type, session.autocast) if session.autocast else nullcontext():
+            logits = session.model(images)
+        logits = logits.double()
+        sums += torch.stack(
+            [
+                F.cross_entropy(logits, labels, reduction="sum"),
+                (logits.argmax(1) == labels).sum().double(),
+                torch.tensor(float(len(labels)), dtype=torch.float64, device=device),
+            ]
+        )
+    loss, correct, count = reduce_sum(sums, worker)
+    assert count == session.num_test
+    return {"loss": loss / count, "accuracy": correct / count, "count": int(count)}
+
+
+def _is_finite(model: nn.Module) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
+
+
+def _diverged(session: Session, what: str) -> Outcome:
+    advice = "lower the learning rate, add warm-up or clip the gradients"
+    return Outcome("diverged", session.step, f"{what} is not finite at step {session.step}: {advice}")

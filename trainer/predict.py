@@ -1,0 +1,128 @@
+"""What a trained network makes of pictures. Runs on the CPU, so it never takes memory from a run on the GPUs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+from trainer.data import EVAL_BATCH, normalise, to_tensor
+from trainer.datasets.prepare import prepare
+from trainer.models import MODELS, build_model
+from trainer.pictures import PictureError, read_picture, to_input
+from trainer.runs import Run
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network with the pre-processing that it was trained with."""
+
+    model: nn.Module
+    classes: list[str]
+    normalisation: dict[str, list[float]]
+    step: int
+    checkpoint: Path
+
+    @torch.inference_mode()
+    def logits(self, pictures: np.ndarray) -> torch.Tensor:
+        """(n, 32, 32, 3) uint8 -> (n, num_classes) float64."""
+        parts = to_tensor(pictures).split(EVAL_BATCH)
+        return torch.cat([self.model(normalise(part, **self.normalisation)).double() for part in parts])
+
+    def predict(self, pictures: np.ndarray) -> np.ndarray:
+        """(n, 32, 32, 3) uint8 -> (n, num_classes) probabilities, float64; each row adds up to 1."""
+        return self.logits(pictures).softmax(1).numpy()
+
+
+def load_predictor(run: Run, name: Literal["best", "last"] = "best") -> Predictor:
+    """The network of a run's checkpoint, verified. Raises CheckpointError, a ValueError with one sentence."""
+    path = run.checkpoint_path(name)
+    if not path.exists():
+        raise CheckpointError(f"{run.id} has no {path.name} yet: it is written after the first epoch")
+    state = checkpoint.load(path)
+    try:
+        model_name, classes = state["config"]["model"], [str(c) for c in state["classes"]]
+        if model_name not in MODELS:
+            raise CheckpointError(f"{path} holds a network named {model_name!r}, which this program does not know")
+        model = build_model(model_name, len(classes))
+        model.load_state_dict(state["model"])
+        normalisation = {key: [float(v) for v in state["normalise"][key]] for key in ("mean", "std")}
+    except CheckpointError:
+        raise
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not fit its network ({type(error).__name__})") from None
+    return Predictor(model.float().eval(), classes, normalisation, int(state["step"]), path)
+
+
+def predict_files(predictor: Predictor, files: Sequence[Path]) -> list[dict[str, Any]]:
+    """One entry a file, in their order: {file, label, probability, probabilities: {class: p}, error}.
+
+    Where a picture cannot be read, `error` is the sentence and the others are None.
+    """
+    results = []
+    for file in files:
+        entry: dict[str, Any] = dict.fromkeys(("file", "label", "probability", "probabilities", "error"))
+        entry["file"] = str(file)
+        try:
+            row = predictor.predict(to_input(read_picture(file))[None])[0]
+        except PictureError as error:
+            entry["error"] = str(error)
+        else:
+            entry["label"] = predictor.classes[int(row.argmax())]
+            entry["probability"] = float(row.max())
+            entry["probabilities"] = dict(zip(predictor.classes, row.tolist(), strict=True))
+        results.append(entry)
+    return results
+
+
+def evaluate_run(run: Run, name: Literal["best", "last"] = "best") -> dict[str, Any]:
+    """Count a checkpoint's answers on all test pictures of its data set.
+
+    Returns {checkpoint, step, loss, accuracy, correct, count, per_class: {class: accuracy}, answers: [class index
+    for each test picture, in the data set's order]}. Raises CheckpointError or DataError.
+    """
+    predictor = load_predictor(run, name)
+    prepared = prepare(run.config(), lambda text: None)
+    if list(prepared.classes) != predictor.classes:
+        raise CheckpointError(f"{predictor.checkpoint} was trained on other classes than the data set has now")
+    logits = predictor.logits(prepared.test_images)
+    labels = to_tensor(prepared.test_labels)
+    answers = logits.argmax(1)
+    right = answers == labels
+    return {
+        "checkpoint": predictor.checkpoint.name,
+        "step": predictor.step,
+        "loss": nn.functional.cross_entropy(logits, labels).item(),
+        "accuracy": right.double().mean().item(),
+        "correct": int(right.sum()),
+        "count": len(labels),
+        "per_class": {
+            label: right[labels == index].double().mean().item() if bool((labels == index).any()) else None
+            for index, label in enumerate(predictor.classes)
+        },
+        "answers": answers.tolist(),
+    }
+
+
+def export_run(run: Run, name: Literal["best", "last"], target: Path) -> None:
+    """Write a checkpoint's weights as safetensors, with network, classes and normalisation in its header.
+
+    Raises CheckpointError for the checkpoint and OSError for the target.
+    """
+    from safetensors.torch import save
+
+    predictor = load_predictor(run, name)
+    header = {
+        "model": run.config().model,
+        "classes": json.dumps(predictor.classes),
+        "normalise": json.dumps(predictor.normalisation),
+        "step": str(predictor.step),
+    }
+    weights = {key: value.contiguous() for key, value in predictor.model.state_dict().items()}
+    target.write_bytes(save(weights, metadata=header))

@@ -1,0 +1,69 @@
+"""`ranks/<n>.json`: what each rank says about itself, for the launcher, the page and the one who asks why. No torch."""
+
+import json
+import os
+import time
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from trainer.processes import start_of
+from trainer.runs import Run, write_atomic
+
+BEAT = 1.0  # seconds between two heartbeats at most
+
+
+class RankRecord:
+    """Written whole each time, by its own rank only. `done` holds the outcome once the rank has finished."""
+
+    def __init__(self, run: Run, rank: int):
+        run.ranks_path.mkdir(exist_ok=True)
+        self.path = run.ranks_path / f"{rank}.json"
+        self.values: dict[str, Any] = {"rank": rank, "pid": os.getpid(), "start": start_of(os.getpid()), "step": 0}
+        self._last = 0.0
+        self._write()
+
+    def _write(self) -> None:
+
+        self._last = time.monotonic()
+        self.values["heartbeat"] = time.time()
+        with suppress(OSError):  # a full disk must not end the training
+            write_atomic(self.path, json.dumps(self.values))
+
+    def beat(self, step: int) -> None:
+        """Say that this rank lives and how far it is."""
+        self.values["step"] = step
+        if time.monotonic() - self._last >= BEAT:
+            self._write()
+
+    def done(self, outcome: dict[str, Any]) -> None:
+        self.values["done"] = outcome
+        self._write()
+
+    def failed(self, error: BaseException) -> None:
+        """Record why this rank ends, before its peers notice that it is gone."""
+        self.values["error"] = {
+            "type": type(error).__name__,
+            "message": str(error)[:2000],
+            "traceback": "".join(traceback.format_exception(error))[-8000:],
+            "time": time.time(),
+            "peer": is_peer_error(error),
+        }
+        self._write()
+
+
+PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Wait timeout",
+    "Socket Timeout",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
+
+
+def is_peer_error(error: BaseException) -> bool:
+    """Whether an error only says that another rank went away or stayed silent."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_SIGNS)

@@ -1,0 +1,71 @@
+"""`system.jsonl`: what the machine and the run's processes use, each second, written by the launcher. No torch.
+
+Each line: {time, cpu: percent of all cores, memory: bytes of the run's processes, gpus: [{index, use: percent,
+memory: bytes, power: watts}]}.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+
+from trainer.devices import nvml
+from trainer.runs import Run
+
+PERIOD = 1.0  # seconds
+
+
+@contextmanager
+def sample_system(run: Run) -> Iterator[None]:
+    """Write samples in a thread while the block runs."""
+    done = threading.Event()
+    thread = threading.Thread(target=_sample, args=(run, done), name="system", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(5)
+
+
+def _sample(run: Run, done: threading.Event) -> None:
+    me = psutil.Process()
+    psutil.cpu_percent()
+    with nvml() as lib, suppress(OSError):
+        while not done.wait(PERIOD):
+            line = {"time": round(time.time(), 3), "cpu": psutil.cpu_percent(), "memory": _memory(me)}
+            if lib is not None:
+                line["gpus"] = _gpus(lib)
+            with (run.path / "system.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _memory(root: psutil.Process) -> int:
+    total = 0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+def _gpus(lib: Any) -> list[dict[str, Any]]:
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    found = []
+    for index in range(lib.nvmlDeviceGetCount()):
+        handle = lib.nvmlDeviceGetHandleByIndex(index)
+        if lib.nvmlDeviceGetUUID(handle) not in wanted:
+            continue
+        sample = {
+            "index": index,
+            "use": lib.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "memory": int(lib.nvmlDeviceGetMemoryInfo(handle).used),
+        }
+        with suppress(lib.NVMLError):  # not every board tells its power
+            sample["power"] = lib.nvmlDeviceGetPowerUsage(handle) / 1000
+        found.append(sample)
+    return found
