@@ -2,7 +2,6 @@
 
 import math
 
-import gradio as gr
 import pytest
 
 from trainer.config import PRESETS, ConfigError, TrainConfig, choices, group
@@ -17,9 +16,8 @@ DEFAULTS = TrainConfig()
 
 def build(gpus=(), defaults: TrainConfig = DEFAULTS) -> Form:
     form = Form(gpus, defaults)
-    with gr.Blocks():
-        for field in FIELDS:
-            form.build(field)
+    for field in FIELDS:
+        form.build(field)
     return form
 
 
@@ -188,15 +186,15 @@ def means(config: TrainConfig, gpus=(), cores: int = 8) -> str:
 @pytest.mark.parametrize(
     ("config", "gpus", "said"),
     [
-        (TrainConfig(), (), "<b>128</b> pictures a step, all on one device; 391 steps an epoch, 3,910 in all"),
+        (TrainConfig(), (), "<b>128</b> pictures a step, all on one device. 391 steps an epoch, 3,910 in all"),
         (TrainConfig(max_steps=100), (), "stopped at 100"),
-        (TrainConfig(), (), "one process on the CPU, 8 threads; fp32"),
+        (TrainConfig(), (), "One process on the CPU, 8 threads. Precision: fp32."),
         (TrainConfig(parallel="ddp"), (), "64 x 2 ranks = <b>128</b>"),
         (TrainConfig(parallel="ddp"), (), "2 ranks on the CPU over gloo, 4 threads each"),
-        (TrainConfig(parallel="ddp", devices="0,3"), GPUS, "2 ranks on GPUs 0, 3 over nccl; bf16"),
+        (TrainConfig(parallel="ddp", devices="0,3"), GPUS, "2 ranks on GPUs 0, 3 over nccl. Precision: bf16"),
         (TrainConfig(parallel="dp", batch_size=96), GPUS, "32 x 3 GPUs = <b>96</b>"),
         (TrainConfig(parallel="dp"), (), "class='note'>No GPU here"),
-        (TrainConfig(lr=0.1, schedule="cosine", warmup=5), (), "learning rate 0.1, up over 5 epochs, then down to 0"),
+        (TrainConfig(lr=0.1, schedule="cosine", warmup=5), (), "Learning rate 0.1, up over 5 epochs, then down to 0"),
     ],
 )
 def test_the_page_says_what_settings_mean(config: TrainConfig, gpus, said: str):

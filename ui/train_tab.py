@@ -20,6 +20,12 @@ from ui.supervisor import ROOT, Supervisor, epochs_done
 MEMORY = {"storage_key": "parallel-trainer-form-1", "secret": "parallel-trainer-form-1"}
 
 _MAIN_ROWS = (("dataset", "model"), ("parallel",), ("devices", "processes"), ("epochs", "batch_size", "lr"))
+# A run that somebody else started shows when the user comes back to this tab; nothing asks in the background.
+_ATTENTION = """
+const back = () => { if (element.isConnected && !document.hidden) trigger("attention"); };
+document.addEventListener("visibilitychange", back);
+window.addEventListener("focus", back);
+"""
 _QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -30,12 +36,13 @@ class TrainTab:
         self.supervisor = supervisor
         self.form = form
         self.first_visit = first_visit
-        self.notice = gr.HTML("", visible=False, elem_id="notice")
         with gr.Row(elem_id="train", equal_height=False):
-            with gr.Column(scale=0, min_width=348, elem_id="form"):
+            self.notice = gr.HTML("", visible=False, elem_id="notice")
+            with gr.Column(elem_id="form"):
                 self._build_form()
-            with gr.Column(scale=1, min_width=320, elem_id="view"):
+            with gr.Column(elem_id="view"):
                 self.live = make_live()
+        self.attention = gr.HTML("", elem_id="attention", js_on_load=_ATTENTION)
         self.memory = gr.BrowserState(None, **MEMORY)
 
     def _build_form(self) -> None:
@@ -100,6 +107,7 @@ class TrainTab:
         )
         self.elsewhere.click(self._on_elsewhere, self.live, [self.problem, self.live, *controls], **_QUIET)
         self.live.statechange(self._controls, self.live, controls, **_QUIET)
+        self.attention.attention(self._on_attention, self.live, [self.live, *controls], **_QUIET)
 
     # What the settings mean
 
@@ -144,6 +152,7 @@ class TrainTab:
             name, note = self.first_visit.preselected()
             values = recipe(name)
         raw = {**self.form.defaults.model_dump(), **self.form.fitting(values)}
+        self.form.look_at_gpus()
         shown = self._run_of(request.query_params.get("run"))
         return [gr.update(value=note, visible=bool(note)), {"run": shown}, *self._answer(raw, FIELDS)]
 
@@ -192,6 +201,11 @@ class TrainTab:
         run = self.supervisor.living()
         live = {"run": run.id} if run else live
         return [_alert(""), live, *self._controls(live)]
+
+    def _on_attention(self, live: Any) -> list[Any]:
+        run = self.supervisor.living() if _shown(live) is None else None
+        live = {"run": run.id} if run else live
+        return [live if run else gr.skip(), *self._controls(live)]
 
     def _controls(self, live: Any) -> list[Any]:
         """[Start, Stop, the way to the living run, Train on, its epochs], as the runs stand now."""
