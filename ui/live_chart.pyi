@@ -59,7 +59,6 @@ class _Chart(gr.HTML):
         return "html"
     from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
-
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component
@@ -71,7 +70,6 @@ class LiveRun(_Chart):
         super().__init__(curves, "run", {"run": None}, elem_id)
     from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
-
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component
@@ -83,7 +81,6 @@ class CompareRuns(_Chart):
         super().__init__(curves, "compare", {"runs": []}, elem_id)
     from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
-
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component

@@ -14,7 +14,7 @@ import numpy as np
 from trainer.pictures import PictureError, read_picture, to_input
 from ui import widgets
 from ui.curves import Curves
-from ui.predict_view import answer, sentence
+from ui.predict_view import GALLERY_JS, answer, gallery, sentence
 from ui.predictors import NEWEST, Predictors, choose_run, examples, run_choices
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -51,17 +51,7 @@ class PredictTab:
                     buttons=[],
                     elem_id="predict-image",
                 )
-                self.gallery = gr.Gallery(
-                    label="Or a test picture",
-                    columns=5,
-                    height="auto",
-                    format="png",
-                    object_fit="fill",
-                    allow_preview=False,
-                    interactive=False,
-                    buttons=[],
-                    elem_id="examples",
-                )
+                self.gallery = gr.HTML("", js_on_load=GALLERY_JS, elem_id="examples", padding=False)
             with gr.Column(scale=1, min_width=320, elem_id="predict-output"):
                 with gr.Row(elem_id="predict-choice"):
                     self.run = widgets.Dropdown(
@@ -97,7 +87,7 @@ class PredictTab:
             **limits,
             **_PATIENT,
         )
-        self.gallery.select(self._on_example, self.run, self.image, **_QUIET)
+        self.gallery.choose(self._on_example, self.run, self.image, **_QUIET)
         self._call.click(
             self.predict,
             [self.image, self._asked_run, self._asked_checkpoint],
@@ -168,17 +158,14 @@ class PredictTab:
         known = {value for _, value in choices}
         return gr.update(choices=choices, value=run_id if run_id in known else NEWEST)
 
-    def _examples(self, run_id: Any) -> Any:
-        run = choose_run(self.curves, self.runs_dir, run_id)
-        found = examples(run)
-        label = "Or a test picture of this run" if run and found.is_own else "Or a generated picture"
-        return gr.update(value=[(picture, name) for picture, name in found.items()], label=label, selected_index=None)
+    def _examples(self, run_id: Any) -> str:
+        return gallery(examples(choose_run(self.curves, self.runs_dir, run_id)))
 
-    def _on_example(self, run_id: Any, event: gr.SelectData) -> Any:
+    def _on_example(self, run_id: Any, event: gr.EventData) -> Any:
         """The picture itself is looked up here: what the browser sends is only its place."""
         found = examples(choose_run(self.curves, self.runs_dir, run_id))
-        index = event.index
-        return found.pictures[index] if isinstance(index, int) and 0 <= index < len(found.pictures) else gr.skip()
+        index = event._data.get("index") if isinstance(event._data, dict) else None
+        return found.pictures[index] if type(index) is int and 0 <= index < len(found.pictures) else gr.skip()
 
 
 def build_predict_tab(curves: Curves, runs_dir: Path) -> PredictTab:

@@ -121,6 +121,9 @@ def devices(names: Any, wished: str) -> str:
     """As in '2 x NVIDIA H200'; what was asked for while it is not known what was got."""
     if not isinstance(names, list) or not names:
         return wished
-    plain = [str(name).partition(" ")[2].partition(" ")[2] or str(name) if str(name).startswith("GPU ") else str(name) for name in names]
+    plain = [
+        str(name).partition(" ")[2].partition(" ")[2] or str(name) if str(name).startswith("GPU ") else str(name)
+        for name in names
+    ]
     kinds = dict.fromkeys(plain)
     return ", ".join(f"{plain.count(kind)} x {kind}" if plain.count(kind) > 1 else kind for kind in kinds)

@@ -58,7 +58,9 @@ class RunsTab:
                     self.rename = gr.Button("Rename", size="sm", min_width=80, elem_id="run-rename")
             with gr.Row(visible=False, elem_classes=["actions"], elem_id="run-confirm") as self.confirming:
                 self.question = gr.HTML("", padding=False)
-                self.really = gr.Button("Delete for good", size="sm", variant="stop", min_width=120, elem_id="run-really")
+                self.really = gr.Button(
+                    "Delete for good", size="sm", variant="stop", min_width=120, elem_id="run-really"
+                )
                 self.keep = gr.Button("Keep", size="sm", min_width=80, elem_id="run-keep")
         self.compare = CompareRuns(curves, elem_id="compare")
 
@@ -129,7 +131,9 @@ class RunsTab:
         config = _config(one.run) if one else None
         can_resume = one is not None and config is not None and has_ended and one.run.checkpoint_path("last").exists()
         are_deletable = bool(states) and not any(state.status.living for state in states)
-        words = note or (TEACHING if not runs else f"{len(runs)} runs selected." if len(runs) > 1 else _summary(runs[0]))
+        words = note or (
+            TEACHING if not runs else f"{len(runs)} runs selected." if len(runs) > 1 else _summary(runs[0])
+        )
         return [
             _words(words, is_problem),
             gr.update(visible=one is not None),
@@ -199,7 +203,9 @@ class RunsTab:
             except (RunError, OSError) as error:
                 left.append(run.id)
                 problems.append(str(error))
-        note = f"Not deleted: {'; '.join(problems)}." if problems else f"Deleted {count} run{'s' if count != 1 else ''}."
+        note = (
+            f"Not deleted: {'; '.join(problems)}." if problems else f"Deleted {count} run{'s' if count != 1 else ''}."
+        )
         return [{"runs": left}, _selection(left), *self._show(left, note, bool(problems))]
 
 
@@ -239,7 +245,7 @@ def _name(run: Run) -> str:
 
 def _summary(run: Run) -> str:
     state = run.state()
-    return f"{_name(run)}: {state.error}" if state.error else _name(run)
+    return f"{_name(run)}, {state.status}" + (f": {state.error}" if state.error else "")
 
 
 def _can_stop(status: RunStatus) -> bool:
