@@ -1,14 +1,16 @@
 """TrainConfig <-> widgets: every field has one, nothing wrong gets through, nothing typed gets lost."""
 
 import math
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from trainer.config import PRESETS, ConfigError, TrainConfig, choices, group
 from trainer.devices import Gpu
 from trainer.placement import place
 from ui.form import CUSTOM, FIELDS, NO_GPU, Form, bounds, one_kind, parse, preset_of, recipe, summary, title
-from ui.meaning import explain, refusal
+from ui.meaning import explain, refusal, shell
 
 GPUS = [Gpu(index, f"GPU-{index}", "NVIDIA H200", 140 * 2**30, (100 + index) * 2**30) for index in (0, 1, 3)]
 DEFAULTS = TrainConfig()
@@ -204,6 +206,12 @@ def test_the_page_says_what_settings_mean(config: TrainConfig, gpus, said: str):
 def test_unknown_sizes_are_known_after_the_first_start():
     config = TrainConfig(dataset="images")
     assert "known after the first start" in explain(config, place(config, (), 2, False), None, False)
+
+
+def test_the_command_names_the_runs_directory_unless_it_is_the_usual_one():
+    config = TrainConfig(parallel="ddp")
+    assert shell(config, ROOT / "runs") == "python -m trainer train --preset tutorial --parallel ddp"
+    assert shell(config, Path("/a b/runs")).endswith(" --runs-dir '/a b/runs'")
 
 
 def test_reasons_are_text_not_html():

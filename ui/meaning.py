@@ -9,6 +9,7 @@ from typing import Protocol
 from trainer.config import ConfigError, TrainConfig, command_line
 from trainer.placement import Placement
 from ui.form import title
+from ui.supervisor import ROOT
 
 
 class Sizes(Protocol):
@@ -88,10 +89,14 @@ def refusal(error: ConfigError) -> str:
     return f"<ul class='meaning refused' role='alert'>{''.join(lines)}</ul>"
 
 
-def shell(config: TrainConfig, runs_dir: Path, usual: Path) -> str:
+def shell(config: TrainConfig, runs_dir: Path) -> str:
     """The command that starts the same run, so that this page shows it too."""
-    where = "" if runs_dir == usual else f" --runs-dir {shlex.quote(str(runs_dir))}"
-    return command_line(config) + where
+    return command_line(config) + runs_flag(runs_dir)
+
+
+def runs_flag(runs_dir: Path) -> str:
+    """What a command needs to find these runs when it is typed in the directory of this program."""
+    return "" if runs_dir == ROOT / "runs" else f" --runs-dir {shlex.quote(str(runs_dir))}"
 
 
 def _devices(placement: Placement) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from trainer.config import PRESET_NOTES, PRESETS, ConfigError, TrainConfig, group
+from trainer.datasets.prepare import peek
 from trainer.devices import cpu_cores, cpu_has_bf16
 from trainer.placement import place
 from trainer.runs import Run, RunError, RunStatus, iter_runs
@@ -14,7 +15,7 @@ from ui import widgets
 from ui.first_visit import FirstVisit
 from ui.form import CUSTOM, FIELDS, Form, parse, preset_of, recipe, summary
 from ui.meaning import explain, refusal, shell
-from ui.supervisor import ROOT, Supervisor, epochs_done
+from ui.supervisor import Supervisor, epochs_done
 
 # Fixed, so that what a browser remembers outlives a restart of the server. It is no secret: settings only.
 MEMORY = {"storage_key": "parallel-trainer-form-1", "secret": "parallel-trainer-form-1"}
@@ -125,7 +126,7 @@ class TrainTab:
         command = ""
         try:
             config = parse(raw)
-            meaning, command = self._explain(config), shell(config, self.supervisor.runs_dir, ROOT / "runs")
+            meaning, command = self._explain(config), shell(config, self.supervisor.runs_dir)
         except ConfigError as error:
             errors, meaning = error.errors, refusal(error)
         name = preset_of(raw)
@@ -137,8 +138,6 @@ class TrainTab:
         return [_alert(""), meaning, command, gr.update(value=name, info=note), {"values": dict(raw)}, *marks]
 
     def _explain(self, config: TrainConfig) -> str:
-        from trainer.datasets.prepare import peek
-
         has_bf16 = cpu_has_bf16()
         return explain(config, place(config, self.form.gpus, cpu_cores(), has_bf16), peek(config), has_bf16)
 
