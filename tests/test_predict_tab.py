@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
@@ -14,10 +15,11 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
+from tests.page import serve
 from trainer.config import TrainConfig
 from trainer.runs import Run
 from ui.curves import Curves
-from ui.predict_tab import NO_PICTURE, NO_RUN, PredictTab
+from ui.predict_answers import NO_PICTURE, NO_RUN, Answers
 from ui.predict_view import answer, gallery
 from ui.predictors import NEWEST, Examples, choose_run, examples, run_choices
 
@@ -42,8 +44,8 @@ def runs(trained: Path, monkeypatch) -> Path:
     return trained / "runs"
 
 
-def tab(runs_dir: Path) -> PredictTab:
-    return PredictTab(Curves(runs_dir), runs_dir)
+def tab(runs_dir: Path) -> Answers:
+    return Answers(Curves(runs_dir), runs_dir)
 
 
 def picture(path: Path, size=(64, 48), mode="RGB") -> str:
@@ -54,14 +56,14 @@ def picture(path: Path, size=(64, 48), mode="RGB") -> str:
 def test_before_anything_is_trained_it_says_what_to_do(runs_dir, tmp_path):
     made = tab(runs_dir)
     for given in (None, picture(tmp_path / "a.png")):
-        shown = made._on_ask(given, NEWEST, "best")
+        shown = made.shown(given, NEWEST, "best")
         assert NO_RUN[0] in shown
         assert "press Start" in shown
     assert run_choices(made.curves, runs_dir) == [("The newest run", NEWEST)]
 
 
 def test_an_answer_has_a_bar_for_every_class_the_picture_that_was_seen_and_the_time(runs, tmp_path):
-    shown = tab(runs)._on_ask(picture(tmp_path / "a.png"), NEWEST, "best")
+    shown = tab(runs).shown(picture(tmp_path / "a.png"), NEWEST, "best")
     assert shown.count("<li>") == 10
     assert "data:image/png;base64," in shown
     assert re.search(r"\d ms on one CPU thread", shown)
@@ -86,7 +88,7 @@ def test_what_is_no_picture_gets_one_sentence(runs, tmp_path, content):
     path = tmp_path / "upload.png"
     path.write_bytes(content)
     made = tab(runs)
-    shown = made._on_ask(str(path), NEWEST, "best")
+    shown = made.shown(str(path), NEWEST, "best")
     assert "This file cannot be used" in shown
     assert str(tmp_path) not in shown
     with pytest.raises(gr.Error):
@@ -102,7 +104,7 @@ def test_a_damaged_checkpoint_gets_one_sentence(runs, tmp_path):
         with (copy / name).open("r+b") as file:
             file.seek(1000)
             file.write(b"????")
-    shown = tab(copy.parent)._on_ask(picture(tmp_path / "a.png"), NEWEST, "best")
+    shown = tab(copy.parent).shown(picture(tmp_path / "a.png"), NEWEST, "best")
     assert "No answer" in shown
     assert "is damaged" in shown
 
@@ -139,7 +141,7 @@ def test_without_a_best_checkpoint_the_last_one_answers_and_it_is_said(runs, tmp
     best = run.checkpoint_path("best")
     aside = best.rename(tmp_path / "aside")
     try:
-        assert "last checkpoint (there is no best one" in tab(runs)._on_ask(picture(tmp_path / "a.png"), NEWEST, "best")
+        assert "last checkpoint (there is no best one" in tab(runs).shown(picture(tmp_path / "a.png"), NEWEST, "best")
     finally:
         aside.rename(best)
 
@@ -163,11 +165,10 @@ def test_names_of_classes_are_text():
         assert "<img src=x" not in shown
 
 
-@pytest.fixture
-def site(runs, start_process) -> str:
-    """The address of the real app, served by a process of its own."""
-    server = start_process(sys.executable, "app.py", "--port", "0", "--runs-dir", runs, stdout=subprocess.PIPE)
-    return server.stdout.readline().split()[-1]
+@pytest.fixture(scope="module")
+def site(trained: Path) -> Iterator[str]:
+    with serve(trained) as server:
+        yield server.url
 
 
 def test_programs_can_ask_by_api_and_get_sentences(site, tmp_path):
@@ -196,7 +197,7 @@ def test_an_example_and_an_upload_are_answered_in_the_page(site, page, tmp_path)
     page.locator(".predict-answer").wait_for()
     assert page.locator(".predict-bars li").count() == 10
     assert page.locator("#examples button span").nth(3).inner_text() == "frame"
-    page.get_by_label("Last").check()
+    page.get_by_role("radio", name="Last").check()
     page.locator(".predict-source", has_text="last checkpoint").wait_for()
     (tmp_path / "no picture.png").write_text("words")
     page.locator("#predict-image").get_by_label("Clear").click()
