@@ -98,8 +98,7 @@ class Supervisor:
                     {"epochs": f"{config.epochs} is not more than the {done:g} that {run.id} has done already"}
                 )
             placement(config)
-            run.write_config(config)
-            run.requeue()
+            run.prepare_resume(config.epochs)
             self._launch(run)
         return run
 

@@ -75,7 +75,12 @@ class TrainTab:
                         self.form.build(field, min_width=80)
         with gr.Accordion("The same run from a shell", open=False, elem_id="shell"):
             self.command = gr.Textbox(
-                show_label=False, container=False, interactive=False, lines=3, buttons=["copy"], elem_id="command"
+                label="In the directory of this program",
+                interactive=False,
+                lines=3,
+                buttons=["copy"],
+                placeholder="Mend the settings that are marked first.",
+                elem_id="command",
             )
 
     def wire(self, page: gr.Blocks) -> None:
