@@ -1,0 +1,24 @@
+"""Train a run with every number in fp64, where modes must agree almost to the last bit: python double_precision.py RUN"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from trainer import launch as launching
+from trainer.runs import Run
+
+rank_main = launching._rank_main
+
+
+def double_rank_main(*args) -> None:
+    torch.set_default_dtype(torch.float64)
+    rank_main(*args)
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    launching._rank_main = double_rank_main
+    run = Run(Path(sys.argv[1]))
+    run.claim()
+    sys.exit(launching.launch(run).status != "completed")
