@@ -1,6 +1,7 @@
 """A run is a directory. Everything about it is read from there. Imports no torch.
 
     config.json     the settings, written whole before anything starts
+    launch.json     pid and start time of the trainer that a page started; counts until that trainer claims the run
     process.json    pid, kernel start time, argv, versions of the process that trains; its creation claims the run
     events.jsonl    what happened (trainer.events)
     system.jsonl    CPU, memory and GPUs, each second
@@ -132,8 +133,18 @@ class Run:
     def write_config(self, config: TrainConfig) -> None:
         write_atomic(self.path / "config.json", config.model_dump_json(indent=1))
 
+    @property
+    def launch_path(self) -> Path:
+        return self.path / "launch.json"
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a trainer got as far as claiming the run."""
+        return (self.path / "process.json").exists()
+
     def process(self) -> dict[str, Any] | None:
-        return read_json(self.path / "process.json")
+        """Who has claimed the run; before that, who was launched to do so; None if nobody was."""
+        return read_json(self.path / "process.json") or read_json(self.launch_path)
 
     def identity(self) -> Identity | None:
         """Who trains, or trained, this run."""
@@ -180,6 +191,8 @@ class Run:
         self.stop_path.unlink(missing_ok=True)
         for torso in self.path.glob(".*.pt.*"):  # what a process that was killed had begun to write
             torso.unlink()
+        # In this order: a reader in between must not take the earlier launch for the one at work.
+        self.launch_path.unlink(missing_ok=True)
         (self.path / "process.json").unlink(missing_ok=True)
 
     def prepare_resume(self, epochs: int = 0) -> None:

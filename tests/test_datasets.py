@@ -1,0 +1,179 @@
+"""Data sets are prepared once, whole or not at all; the generated one is the same everywhere."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import await_true
+
+from trainer.config import TrainConfig
+from trainer.datasets import shapes, store
+from trainer.datasets.prepare import DataError, available, cached, open_prepared, peek, prepare
+
+SHAPES = TrainConfig(dataset="shapes")
+PREPARE_SHAPES = (
+    "from trainer.config import TrainConfig; from trainer.datasets.prepare import prepare\n"
+    "print(prepare(TrainConfig(dataset='shapes'), lambda text: print(text, flush=True)).path)"
+)
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def test_shapes_are_the_same_bytes_on_every_machine():
+    made = shapes.build()
+    digest = hashlib.sha256(made.train_images.tobytes() + made.test_images.tobytes()).hexdigest()
+    assert digest == "edc3d804e43d8586628e7b0b1c6ffe34cb020bddf8e2aa9269dadbc907767d29"
+    assert np.bincount(made.train_labels).tolist() == [800] * 10
+    assert np.bincount(made.test_labels).tolist() == [200] * 10
+
+
+def test_what_is_prepared_is_read_only_and_knows_its_sizes_classes_and_colours():
+    told: list[str] = []
+    made = prepare(SHAPES, told.append)
+    assert told
+    assert made.sizes == peek(SHAPES) == shapes.SIZES
+    assert made.train_images.shape == (8000, 32, 32, 3)
+    assert (made.train_images.dtype, made.train_labels.dtype) == (np.uint8, np.int64)
+    assert len(made.classes) == 10
+    assert made.notes
+    pixels = made.train_images.reshape(-1, 3) / 255
+    assert np.allclose(made.mean, pixels.mean(0), atol=1e-5)
+    assert np.allclose(made.std, pixels.std(0), atol=1e-5)
+    with pytest.raises(ValueError, match="read-only"):
+        made.train_images[0] = 0
+    again = open_prepared(made.path)
+    assert (again.classes, again.mean, again.notes) == (made.classes, made.mean, made.notes)
+
+
+def test_the_second_time_comes_from_the_cache_and_builds_nothing():
+    first = prepare(SHAPES, silent)
+    told: list[str] = []
+    assert prepare(SHAPES, told.append).path == first.path
+    assert told == []
+
+
+def test_two_processes_at_once_do_the_work_once(start_process):
+    two = [start_process(sys.executable, "-c", PREPARE_SHAPES, stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in two]
+    assert [process.returncode for process in two] == [0, 0]
+    assert outputs[0][-1] == outputs[1][-1]
+    assert sum(line.startswith("Drawing") for lines in outputs for line in lines) == 1
+
+
+def test_a_killed_builder_leaves_no_broken_cache_and_the_next_cleans_up(start_process):
+    stuck = (
+        "import time; from trainer.datasets import store\n"
+        "def build(scratch, progress):\n"
+        "    (scratch / 'half').write_text('x'); print('building', flush=True); time.sleep(60)\n"
+        "store.obtain(store.Source('thing-1', build), print)"
+    )
+    process = start_process(sys.executable, "-c", stuck, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "building\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    leftover = store.cache_root() / ".thing-1.building"
+    assert leftover.exists()
+    source = store.Source("thing-1", lambda _scratch, progress: shapes.build(progress))
+    assert store.cached(source) is None
+    assert store.obtain(source, silent).sizes == shapes.SIZES
+    assert not leftover.exists()
+
+
+def test_a_waiting_process_says_what_it_waits_for(start_process, tmp_path):
+    release = tmp_path / "go"
+    slow = (
+        "import sys, time; from pathlib import Path; from trainer.datasets import shapes, store\n"
+        "def build(scratch, progress):\n"
+        "    print('building', flush=True)\n"
+        f"    while not Path({str(release)!r}).exists(): time.sleep(0.02)\n"
+        "    return shapes.build()\n"
+        "store.obtain(store.Source('thing-1', build), lambda text: print(text, flush=True))"
+    )
+    first = start_process(sys.executable, "-c", slow, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == "building\n"
+    second = start_process(sys.executable, "-c", slow, stdout=subprocess.PIPE)
+    assert second.stdout.readline().startswith("Waiting for another process")
+    release.touch()
+    assert "building" not in second.communicate(timeout=60)[0]
+    assert first.wait(60) == second.returncode == 0
+
+
+def test_a_failed_build_leaves_nothing_behind():
+    def fail(_scratch: Path, _progress) -> store.Arrays:
+        raise DataError("no such pictures")
+
+    with pytest.raises(DataError, match="no such pictures"):
+        store.obtain(store.Source("thing-1", fail), silent)
+    assert [path.name for path in store.cache_root().iterdir()] == ["thing-1.lock"]
+
+
+@pytest.mark.parametrize("damage", ["meta", "array", "missing"])
+def test_a_damaged_cache_is_refused_by_ranks_and_built_again_by_prepare(damage):
+    path = prepare(SHAPES, silent).path
+    match damage:
+        case "meta":
+            (path / "meta.json").write_text(json.dumps({"classes": []}))
+        case "array":
+            os.truncate(path / "train_images.npy", 1000)
+        case "missing":
+            (path / "test_labels.npy").unlink()
+    with pytest.raises(DataError, match="no whole prepared"):
+        open_prepared(path)
+    assert cached(SHAPES) is None
+    assert prepare(SHAPES, silent).sizes == shapes.SIZES
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/nothing"])
+def test_a_cache_that_cannot_be_written_is_one_sentence(place, tmp_path, monkeypatch):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("PARALLEL_TRAINER_CACHE", str(tmp_path / place))
+    with pytest.raises(DataError, match="set PARALLEL_TRAINER_CACHE") as caught:
+        prepare(SHAPES, silent)
+    assert "\n" not in str(caught.value)
+
+
+def test_outdated_versions_are_forgotten_after_a_day_without_use():
+    build = store.Source("thing-old", lambda _scratch, progress: shapes.build(progress)).build
+    old, recent = (store.obtain(store.Source(name, build), silent).path for name in ("thing-old", "thing-recent"))
+    os.utime(old / "meta.json", (0, 0))
+    store.obtain(store.Source("thing-new", build), silent)
+    assert (old.exists(), recent.exists()) == (False, True)
+
+
+def test_sizes_and_availability_are_known_without_preparing_anything(tmp_path):
+    cifar = TrainConfig(data_dir=str(tmp_path / "none"))
+    assert peek(cifar).num_train == 50_000
+    assert not available(cifar)
+    assert available(SHAPES)
+    assert peek(TrainConfig(dataset="images", data_dir=str(tmp_path / "none"))) is None
+    assert not available(TrainConfig(dataset="images", data_dir=str(tmp_path / "none")))
+    assert not store.cache_root().exists()
+
+
+def test_preparing_shapes_or_images_loads_no_torch(start_process):
+    program = PREPARE_SHAPES + "\nimport sys; print('torch' in sys.modules, 'torchvision' in sys.modules)"
+    process = start_process(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "False False"
+
+
+def test_the_lock_is_free_after_its_holder_died(start_process):
+    hold = (
+        "import time; from trainer.datasets import store\n"
+        "def build(scratch, progress): print('held', flush=True); time.sleep(60)\n"
+        "store.obtain(store.Source('shapes-1', build), print)"
+    )
+    holder = start_process(sys.executable, "-c", hold, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    waiter = start_process(sys.executable, "-c", PREPARE_SHAPES, stdout=subprocess.PIPE)
+    assert waiter.stdout.readline().startswith("Waiting")
+    holder.kill()
+    await_true(lambda: waiter.poll() is not None, what="the waiting process ended")
+    assert waiter.returncode == 0

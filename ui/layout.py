@@ -1,0 +1,62 @@
+"""The page: header and tabs. Wiring, no logic."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+
+import gradio as gr
+
+from trainer.config import TrainConfig
+from trainer.devices import list_gpus
+from ui.api import publish
+from ui.curves import Curves
+from ui.first_visit import FirstVisit
+from ui.form import Form
+from ui.live_chart import ALLOWED_PATHS, CSS, HEAD, LiveRun
+from ui.supervisor import Supervisor
+from ui.train_tab import TrainTab
+
+_FONTS = ["ui-sans-serif", "system-ui", "sans-serif"]
+_HEADER = "<h1>Parallel Trainer</h1><p>Train an image classifier on one device or many, and watch it learn.</p>"
+
+
+def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
+    """The whole page for one runs directory. `data_dir` is where the form looks for CIFAR-10 at first."""
+    supervisor, curves = Supervisor(runs_dir), Curves(runs_dir)
+    form = Form(list_gpus(), TrainConfig(data_dir=data_dir))
+    with gr.Blocks(title="Parallel Trainer", fill_width=True, delete_cache=(3600, 86400)) as page:
+        gr.HTML(_HEADER, elem_id="header")
+        with gr.Tabs():
+            with gr.Tab("Train", id="train"):
+                train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
+            # Runs: build_runs_tab(curves, supervisor, ...) of ui/runs_tab.py stands here;
+            # Predict: build_predict_tab(curves, ...) of ui/predict_tab.py.
+        train.wire(page)
+        publish(supervisor)
+    page.queue(max_size=64, default_concurrency_limit=8)
+    return page
+
+
+def launch_options() -> dict[str, Any]:
+    """How this page is served, whoever launches it: looks, privacy, limits."""
+    return {
+        "theme": gr.themes.Default(
+            primary_hue="indigo", font=_FONTS, font_mono=["ui-monospace", "Consolas", "monospace"]
+        ),
+        "css": CSS,
+        "css_paths": Path(__file__).with_name("page.css"),
+        "head": HEAD,
+        "allowed_paths": ALLOWED_PATHS,
+        "footer_links": ["api", "settings"],
+        "run_history": False,
+        "ssr_mode": False,
+        "share": False,
+        "mcp_server": False,
+        "enable_monitoring": False,
+        "pwa": False,
+        "show_error": False,
+        "max_file_size": "10mb",
+        "quiet": True,
+    }

@@ -1,0 +1,119 @@
+// Follows the runs that the component's value names. Runs once with element, trigger, props, server, watch.
+// One request a second while it can be seen; the server keeps nothing about the page: the cursors are here.
+
+const PERIOD = 1000; // ms
+const ENDED_PERIOD = 2000;
+const LONGEST_PERIOD = 15000;
+const PATIENCE = 15000; // ms until an answer counts as lost
+const BINS = { run: 1024, compare: 256 };
+const TEACHING = {
+  run: ['Nothing has been trained yet', 'Choose a preset and press Start: the loss appears here while the network learns.'],
+  compare: ['Nothing to compare yet', 'Choose two or more runs: their loss and test accuracy are drawn over each other.'],
+};
+
+function follow(mode) {
+  const isComparison = mode === 'compare';
+  const root = element.querySelector('.curves-body');
+  const div = root.querySelector('.curve-chart');
+  const empty = root.querySelector('.curve-empty');
+  const chart = createChart(div, isComparison);
+  const head = isComparison ? null : createHead(root);
+  const log = isComparison ? null : createLog(root);
+  const cursors = new Map(); // run id -> {version, points, tests, seen, state}
+  let busy = false;
+  let again = false;
+  let failures = 0;
+  let timer = 0;
+  createTools(root.querySelector('.curve-tools'), chart, isComparison);
+
+  function wanted() {
+    const value = props.value ?? {};
+    const ids = isComparison ? value.runs ?? [] : [value.run];
+    return [...new Set(ids.filter((id) => typeof id === 'string'))].slice(0, 8);
+  }
+
+  function say(ids) {
+    const hasPoints = ids.some((id) => chart.count(id));
+    const states = ids.map((id) => cursors.get(id)?.state);
+    const [title, text] = !ids.length ? TEACHING[mode]
+      : states.every((state) => state === 'missing') ? ['This run is not there any more', 'It was deleted. Choose another one.']
+      : states.some((state) => LIVING.includes(state)) ? ['Waiting for the first step', 'The curves begin as soon as the network has learnt from its first pictures.']
+      : states.includes(undefined) ? ['Loading', ''] : ['No point was logged', 'The run ended before its first step.'];
+    empty.hidden = hasPoints;
+    div.classList.toggle('has-points', hasPoints);
+    if (!hasPoints && empty.firstChild?.textContent !== title) empty.replaceChildren(node('strong', title), node('span', text));
+    const what = isComparison ? 'training loss and test accuracy of the chosen runs' : 'training loss, test loss and test accuracy';
+    div.setAttribute('aria-label', `Chart of ${what} by ${chart.view.x}${hasPoints ? '' : ': no points yet'}`);
+  }
+
+  function within(promise) {
+    const late = new Promise((_, fail) => setTimeout(fail, PATIENCE, new Error('no answer')));
+    return Promise.race([promise, late]);
+  }
+
+  function note(reply) {
+    const cursor = cursors.get(reply.run);
+    const { version, points, tests, seen = cursor.seen, state } = reply;
+    cursors.set(reply.run, { version, points, tests, seen, state });
+    if (state !== cursor.state) trigger('statechange', { run: reply.run, state });
+  }
+
+  async function poll() {
+    const ids = wanted();
+    for (const id of cursors.keys()) if (!ids.includes(id)) cursors.delete(id);
+    for (const id of ids) if (!cursors.has(id)) cursors.set(id, {});
+    await chart.keep(ids);
+    say(ids);
+    if (!ids.length) return head?.show({ run: null });
+    const request = ids.map((run) => {
+      const { version, points, tests, seen } = cursors.get(run);
+      const tooMany = chart.count(run) > 6 * BINS[mode]; // the server thins the whole history again
+      return { run, version: tooMany ? '' : version, points, tests, seen };
+    });
+    const answer = await within(server.points({ runs: request, bins: BINS[mode] }));
+    if (!Array.isArray(answer?.runs)) throw new Error('no answer'); // what fails on the server arrives as undefined
+    const replies = answer.runs.filter((reply) => cursors.has(reply.run) && wanted().includes(reply.run));
+    await chart.take(replies);
+    for (const reply of replies) {
+      head?.show(reply);
+      note(reply);
+    }
+    say(wanted());
+    if (log?.isOpen) log.show((await within(server.log({ run: ids[0] })))?.text ?? '');
+  }
+
+  function pause() {
+    if (failures) return Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD);
+    return [...cursors.values()].some(({ state }) => LIVING.includes(state)) ? PERIOD : ENDED_PERIOD;
+  }
+
+  function lost(isLost) {
+    head?.lost(isLost);
+    put(root.querySelector('.compare-note'), isLost ? 'Connection lost, retrying' : '');
+  }
+
+  async function tick() {
+    if (!element.isConnected) return; // the component is gone: end
+    if (busy) { again = true; return; }
+    clearTimeout(timer);
+    busy = true;
+    again = false;
+    try {
+      if (document.visibilityState === 'visible' && div.offsetParent !== null) {
+        await poll();
+        failures = 0;
+        lost(false);
+      }
+    } catch (error) {
+      failures += 1;
+      lost(true);
+    }
+    busy = false;
+    timer = setTimeout(tick, again ? 0 : pause());
+  }
+
+  watch('value', tick); // a state change is told by 'statechange', which Python finds by this quoted name
+  document.addEventListener('visibilitychange', tick);
+  log?.onOpen(tick);
+  tick();
+}

@@ -1,0 +1,130 @@
+"""Two components around one Plotly chart in the page: `LiveRun` follows a run, `CompareRuns` lays several over another.
+
+The page holds the data and a cursor; each second it asks `points` for what is new. No connection is kept, so any
+number of tabs, a reload and a restarted server all show the same. What arrives here comes straight from browsers:
+it is checked, and nothing raises.
+"""
+
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import plotly
+from fastapi.responses import Response
+
+from trainer.runs import RUN_ID, Run
+from ui.curves import POINT_BINS, Cursor, Curves
+from ui.run_facts import elapsed, facts, log_end
+
+HERE = Path(__file__).parent
+PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+ALLOWED_PATHS = [str(PLOTLY_JS)]  # for launch(): the page loads Plotly from the wheel, also offline
+_PLOTLY_URL = f"gradio_api/file={PLOTLY_JS}"  # relative: right behind a proxy with a root path as well
+HEAD = f'<link rel="preload" as="script" href="{_PLOTLY_URL}">'  # for launch(): the download starts with the page
+CSS = (HERE / "live_chart.css").read_text()  # for launch()
+MAX_RUNS = 8  # in one comparison; there are as many colours
+MAX_COUNT = 2**53
+
+log = logging.getLogger(__name__)
+
+
+def _component_js(mode: str) -> str:
+    parts = [(HERE / name).read_text() for name in ("curve_chart.js", "run_head.js", "live_chart.js")]
+    return "\n".join([*parts, f"follow({json.dumps(mode)});"])
+
+
+class _Chart(gr.HTML):
+    """What both components share. Event `statechange`: a followed run has another state; data {run, state}."""
+
+    def __init__(self, curves: Curves, mode: str, value: dict[str, Any], elem_id: str):
+        super().__init__(
+            value=value,
+            elem_id=elem_id,
+            elem_classes=["curves"],
+            html_template=(HERE / f"live_chart_{mode}.html").read_text(),
+            js_on_load=_component_js(mode),
+            head=f'<script src="{_PLOTLY_URL}"></script>',
+            server_functions=[_quiet(_points, curves), _quiet(_log, curves)],
+            apply_default_css=False,
+        )
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+    def get_block_name(self) -> str:
+        return "html"
+
+
+class LiveRun(_Chart):
+    """One run: state, progress, curves, log. Value: {"run": id}, or {"run": None} to follow nothing."""
+
+    def __init__(self, curves: Curves, elem_id: str = "live"):
+        super().__init__(curves, "run", {"run": None}, elem_id)
+
+
+class CompareRuns(_Chart):
+    """Several runs in one chart, a colour for each. Value: {"runs": [ids]}, the first 8 are drawn."""
+
+    def __init__(self, curves: Curves, elem_id: str = "compare"):
+        super().__init__(curves, "compare", {"runs": []}, elem_id)
+
+
+def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: Curves) -> Callable[[Any], Response]:
+    """A server function for the page. The reply is ready-made JSON: Gradio's own encoder takes 20 times as long."""
+
+    def server_function(request: Any) -> Response:
+        try:
+            reply = answer(curves, request if isinstance(request, dict) else {})
+        except Exception:
+            log.exception("a request of the chart could not be answered")
+            reply = {"runs": []}
+        return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
+
+    server_function.__name__ = answer.__name__.lstrip("_")
+    return server_function
+
+
+def _points(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
+    """{runs: [{run, version, points, tests, seen}], bins} -> {runs: [what each lacks]}."""
+    wanted = request.get("runs")
+    max_bins = max(16, min(_count(request.get("bins")), POINT_BINS))
+    asked = [item for item in wanted if isinstance(item, dict)] if isinstance(wanted, list) else []
+    return {"runs": [_news(curves, item, max_bins) for item in asked[:MAX_RUNS]]}
+
+
+def _news(curves: Curves, item: dict[str, Any], max_bins: int) -> dict[str, Any]:
+    run_id = _run_id(item)
+    if run_id is None:
+        return {"run": None, "state": "missing"}
+    cursor = Cursor(str(item.get("version"))[:16], _count(item.get("points")), _count(item.get("tests")))
+    try:
+        with curves.history(run_id) as history:
+            known = facts(history)
+            reply = {"run": run_id, "state": str(history.state.status), **history.since(cursor, max_bins)}
+            reply["elapsed"] = elapsed(history)
+    except ValueError:  # deleted, or never there
+        return {"run": run_id, "state": "missing"}
+    # The page tells which facts it shows, so that they travel only when they change.
+    seen = zlib.crc32(json.dumps(known).encode())
+    if seen != item.get("seen"):
+        reply |= known | {"seen": seen}
+    return reply
+
+
+def _log(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
+    """{run} -> {text}: the end of its log."""
+    run_id = _run_id(request)
+    return {"text": log_end(Run(curves.runs_dir / run_id)) if run_id else ""}
+
+
+def _run_id(item: dict[str, Any]) -> str | None:
+    run_id = item.get("run")
+    return run_id if isinstance(run_id, str) and RUN_ID.fullmatch(run_id) else None
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < MAX_COUNT else 0

@@ -1,0 +1,124 @@
+"""A run in words for the head of its chart, and the end of its log."""
+
+import re
+import time
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.runs import Run, RunStatus
+from ui.curves import History
+
+LOG_LINES = 60
+LOG_BYTES = 32_768  # read from the end; more than 60 lines of a trainer that means well
+SHOWN_WARNINGS = 8
+MODES = {"single": "Single device", "dp": "DataParallel", "ddp": "DistributedDataParallel"}
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def facts(history: History) -> dict[str, Any]:
+    """Name, what runs where, progress, numbers and troubles, as texts. Changes only when an event arrives."""
+    state = history.state
+    try:
+        config = history.run.config()
+    except ValueError:  # a config.json from another version: show what the events tell
+        config = TrainConfig()
+    total = state.start.get("total_steps") or 0
+    step = max(history.latest.get("step", 0), state.start.get("step", 0))
+    return {
+        "name": config.label or history.run.id,
+        "short": f"{config.label} ({config.parallel})" if config.label else history.run.id[16:],
+        "setup": _setup(config, state.start),
+        "progress": state.progress[:200],
+        "share": round(min(1.0, step / total), 4) if total else None,
+        "left": _left(history, total - step) if state.status == RunStatus.RUNNING else "",
+        "facts": _numbers(history, config, step, total),
+        "reason": state.error[:2000],
+        "notes": _notes(history),
+    }
+
+
+def elapsed(history: History) -> str:
+    """How long the run has trained; the clock goes on while it is alive."""
+    seconds = history.elapsed
+    if history.state.status.living:
+        seconds = max(seconds, time.time() - history.origin) if history.origin is not None else 0.0
+    return duration(seconds) if seconds > 0 else ""
+
+
+def _numbers(history: History, config: TrainConfig, step: int, total: int) -> list[tuple[str, str]]:
+    """Always the same labels in the same order, so that nothing moves on the page."""
+    latest, test = history.latest, history.latest_test
+    epoch = latest.get("epoch")
+    rate = latest.get("images_per_second")
+    return [
+        ("Epoch", f"{_digits(epoch, '.4g')} / {config.epochs}" if epoch is not None else f"- / {config.epochs}"),
+        ("Step", f"{step:,} / {total:,}" if total else "-"),
+        ("Images/s", _digits(rate, ",.0f" if (rate or 0) >= 100 else ".3g")),
+        ("Training loss", "not finite" if latest.get("nonfinite") else _digits(latest.get("loss"), ".4f")),
+        ("Test accuracy", _percent(test.get("accuracy"))),
+        ("Best", _percent(history.best_accuracy)),
+    ]
+
+
+def _setup(config: TrainConfig, start: dict[str, Any]) -> str:
+    """As in 'DistributedDataParallel, 2 ranks, 2 x NVIDIA H200, gloo, fp32'."""
+    parts = [MODES[config.parallel]]
+    ranks = start.get("world_size", 0)
+    if config.parallel == "ddp" and ranks:
+        parts.append(f"{ranks} rank{'s' if ranks != 1 else ''}")
+    names = [re.sub(r"^GPU \d+ ", "", str(name)) for name in start.get("devices") or [config.devices]]
+    kinds = dict.fromkeys(names)
+    parts += [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
+    parts += [str(start[key]) for key in ("backend", "precision") if start.get(key)]
+    return ", ".join(parts)[:300]
+
+
+def _left(history: History, steps: int) -> str:
+    pace = history.seconds_per_step
+    return f"about {duration(pace * steps, rough=True)} left" if pace and steps > 0 else ""
+
+
+def _notes(history: History) -> list[str]:
+    notes = [text[:300] for text in history.state.warnings[-SHOWN_WARNINGS:]]
+    if history.num_nonfinite:
+        more = history.num_nonfinite - 1
+        also = f" and at {more} later point{'s' if more > 1 else ''}" if more else ""
+        notes.append(f"The training loss was not a finite number at step {history.first_nonfinite:,}{also}.")
+    return notes
+
+
+def duration(seconds: float, rough: bool = False) -> str:
+    """As in '12 s', '3 min 20 s', '2 h 5 min'; `rough` gives the largest unit only, seconds in tens."""
+    whole = max(0, round(seconds))
+    if rough and whole < 60:
+        return f"{max(10, -(-whole // 10) * 10)} s"
+    if rough and whole < 5400:
+        return f"{max(1, round(whole / 60))} min"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _digits(value: float | None, pattern: str) -> str:
+    return "-" if value is None else format(value, pattern)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def log_end(run: Run) -> str:
+    """The last lines of train.log as plain text; "" if there is none yet."""
+    try:
+        with run.log_path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    # A carriage return redraws a line in a terminal: what it ended up as is what counts.
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in _ANSI.sub("", text).split("\n")]
+    return "\n".join(lines[-LOG_LINES - 1 :]).strip("\n")

@@ -1,0 +1,77 @@
+"""From arguments to a listening server, and its end."""
+
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+
+from ui import guard
+from ui.layout import build_app, launch_options
+from ui.supervisor import Supervisor
+
+PORTS = range(7860, 7960)
+
+
+class ServeError(ValueError):
+    """The server cannot start as asked; the text says why."""
+
+
+def serve(
+    host: str, port: int | None, runs_dir: Path, data_dir: str, auth_file: Path | None, stopped: threading.Event
+) -> None:
+    """Serve the page until `stopped` is set. Raises ServeError."""
+    try:
+        users = guard.read_users(auth_file)
+    except ValueError as error:
+        raise ServeError(str(error)) from None
+    if host not in guard.LOOPBACK and not users:
+        raise ServeError(
+            f"--host {host} lets other machines in, who could start programs here: give --auth FILE with "
+            f"name:password lines, or set {guard.AUTH_VARIABLE}"
+        )
+    os.environ.pop(guard.AUTH_VARIABLE, None)  # no child process needs it
+    page = build_app(runs_dir, data_dir)
+    chosen = free_port(host, port)
+    try:
+        page.launch(
+            server_name=host,
+            server_port=chosen,
+            prevent_thread_lock=True,
+            auth=guard.Login(users) if users else None,
+            app_kwargs={"middleware": guard.middleware(host)},
+            **launch_options(),
+        )
+    except OSError as error:
+        raise ServeError(f"the server cannot listen on {host}, port {chosen}: {error}") from None
+    print(f"Parallel Trainer: http://{_shown(host)}:{chosen}", flush=True)
+    stopped.wait()
+    page.close(verbose=False)
+    living = Supervisor(runs_dir).living()
+    if living is not None:
+        where = "" if runs_dir.name == "runs" else f" --runs-dir {runs_dir}"
+        print(f"{living.id} trains on. To stop it: python -m trainer stop {living.id}{where}", flush=True)
+
+
+def free_port(host: str, asked: int | None) -> int:
+    """The port that was asked for, any free one for 0, or the first free one of the usual. Raises ServeError."""
+    candidates = PORTS if asked is None else [asked]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in candidates:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return probe.getsockname()[1]
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ServeError(f"--host {host}, port {port}: {error.strerror}") from None
+            except OverflowError:
+                raise ServeError(f"--port {port}: must be from 0 to 65535") from None
+    if asked is None:
+        raise ServeError(f"the ports {PORTS[0]} to {PORTS[-1]} are all taken: give a free one with --port")
+    raise ServeError(f"port {asked} is taken by another program: give another, or 0 for any free one")
+
+
+def _shown(host: str) -> str:
+    return {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, f"[{host}]" if ":" in host else host)
