@@ -1,4 +1,4 @@
-"""Train a run with every number in fp64, where modes must agree almost to the last bit: python double_precision.py RUN"""
+"""Train runs with every number in fp64, where modes must agree almost to the last bit: python double_precision.py RUN..."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,8 @@ def double_rank_main(*args) -> None:
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     launching._rank_main = double_rank_main
-    run = Run(Path(sys.argv[1]))
-    run.claim()
-    sys.exit(launching.launch(run).status != "completed")
+    for path in sys.argv[1:]:
+        run = Run(Path(path))
+        run.claim()
+        if launching.launch(run).status != "completed":
+            sys.exit(1)
