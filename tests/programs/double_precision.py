@@ -1,4 +1,4 @@
-"""Train runs with every number in fp64, where modes must agree almost to the last bit: python double_precision.py RUN..."""
+"""Train runs in fp64, where modes must agree almost to the last bit: python double_precision.py RUN..."""
 
 import sys
 from pathlib import Path
