@@ -101,6 +101,13 @@ function createChart(div, isComparison) {
     };
   }
 
+  // On a log axis Plotly labels 1 to 9 of each decade; 1, 2 and 5 read better until there are too many decades.
+  function logTicks() {
+    const losses = [...runs.values()].flatMap(({ points }) => points.loss.filter((loss) => loss > 0));
+    const [low, high] = losses.reduce(([a, b], loss) => [Math.min(a, loss), Math.max(b, loss)], [Infinity, 0]);
+    return high < 1e3 * low ? { dtick: 'D2' } : { dtick: null };
+  }
+
   function layout() {
     const narrow = div.clientWidth < 520;
     return {
@@ -114,7 +121,7 @@ function createChart(div, isComparison) {
       hoverlabel: { bgcolor: css('--background-fill-primary'), bordercolor: css('--border-color-primary') },
       modebar: { bgcolor: 'rgba(0,0,0,0)', color: css('--run-soft'), activecolor: css('--curve-smooth') },
       xaxis: axis(X_TITLES[view.x], { anchor: 'y2', nticks: narrow ? 5 : 10 }),
-      yaxis: axis('Loss', { domain: [0.4, 1], type: view.log ? 'log' : 'linear', nticks: 6 }),
+      yaxis: axis('Loss', { domain: [0.4, 1], type: view.log ? 'log' : 'linear', nticks: 6, ...(view.log ? logTicks() : {}) }),
       yaxis2: axis('Accuracy (%)', { domain: [0, 0.33], nticks: 4 }),
       yaxis3: axis('Learning rate', {
         overlaying: 'y2', side: 'right', showgrid: false, tickmode: 'auto', nticks: 4, visible: view.lr, rangemode: 'tozero',

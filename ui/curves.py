@@ -4,21 +4,24 @@ Any run fits in a few thousand rows: bins of 2^k steps keep their lowest and hig
 point that was drawn is never moved; a longer run only merges bins. A reader holds a cursor and gets what is new.
 """
 
+import math
 import secrets
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainer.events import Event
+from trainer.events import Event, EventTail
 from trainer.runs import RUN_ID, Run, RunError, RunState
 from ui.thinning import SMOOTHING, Evaluation, Point, Row, Smoother, Thinned
 
 POINT_BINS = 1024  # at most two points each, and a third where the loss was not finite
 TEST_BINS = 256
+PART = 20_000  # events
 RECENT = 2000  # points held unthinned, for the readers that are nearly up to date
 KEPT_RUNS = 64
 
@@ -32,15 +35,32 @@ class Cursor:
     tests: int = 0
 
 
+class _Parts(EventTail):
+    """Reads a long file in parts, so that a million events are never in memory together."""
+
+    def _events(self, file):
+        return islice(super()._events(file), PART)
+
+
+class _State(RunState):
+    """One `update` reads one part."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tail = _Parts(self.run.events_path)
+
+
 class History:
     """One run's facts and curves, kept up to date by `update`. Not thread-safe; `Curves` holds the lock."""
 
     def __init__(self, run: Run):
         self.run = run
+        self._starts: list[int] = []  # the step of each `start` event
         self._restart()
 
     def _restart(self) -> None:
-        self.state = RunState(self.run)
+        self.state: RunState = _State(self.run)
+        self._segment = 0  # how many of `_starts` were met
         self.version = secrets.token_hex(4)  # a reader with another one starts anew
         self.num_points = self.num_tests = 0
         self.latest: Event = {}  # the newest `step` and `eval` that stand
@@ -62,15 +82,28 @@ class History:
         path = self.run.events_path
         size = path.stat().st_size if path.exists() else 0
         if size < self._size:
+            self._starts.clear()
             self._restart()
+        while not self._read():
+            self._restart()  # and again, now that it is known which steps do not stand
         self._size = size
-        events = self.state.update()
-        if any(e["kind"] == "start" and _whole(e.get("step")) < self._last_step for e in events):
-            self._restart()
-            self._size = size
-            events = self.state.update()
-        for event in _surviving(events):
-            self._fold(event)
+
+    def _read(self) -> bool:
+        """Fold the new events; those that a later `start` takes back are left out. False if one was folded already."""
+        holds = True
+        while events := self.state.update():
+            for event in events:
+                step = _whole(event.get("step"))
+                if event["kind"] == "start":
+                    self._segment += 1
+                    if self._segment > len(self._starts):
+                        self._starts.append(step)
+                        holds = holds and step >= self._last_step
+                elif event["kind"] in ("step", "eval") and step > min(self._starts[self._segment :], default=math.inf):
+                    continue
+                if holds:
+                    self._fold(event)
+        return holds
 
     def _fold(self, event: Event) -> None:
         kind, time = event["kind"], _number(event.get("time"))
@@ -143,17 +176,6 @@ class History:
         if test_rows:
             reply["test_rows"] = _columns(test_rows)
         return reply
-
-
-def _surviving(events: Iterable[Event]) -> list[Event]:
-    """Without the `step` and `eval` events that a later `start` took back."""
-    kept, limit = [], float("inf")
-    for event in reversed(list(events)):
-        if event["kind"] == "start":
-            limit = min(limit, _whole(event.get("step")))
-        if event["kind"] not in ("step", "eval") or _whole(event.get("step")) <= limit:
-            kept.append(event)
-    return kept[::-1]
 
 
 def _whole(value: object) -> int:

@@ -4,7 +4,7 @@
 const PERIOD = 1000; // ms
 const ENDED_PERIOD = 2000;
 const LONGEST_PERIOD = 15000;
-const PATIENCE = 15000; // ms until an answer counts as lost
+const PATIENCE = 30000; // ms until an answer counts as lost; a million points are read in less
 const BINS = { run: 1024, compare: 256 };
 const TEACHING = {
   run: ['Nothing has been trained yet', 'Choose a preset and press Start: the loss appears here while the network learns.'],

@@ -37,40 +37,31 @@ def _component_js(mode: str) -> str:
     return "\n".join([*parts, f"follow({json.dumps(mode)});"])
 
 
-class _Chart(gr.HTML):
-    """What both components share. Event `statechange`: a followed run has another state; data {run, state}."""
-
-    def __init__(self, curves: Curves, mode: str, value: dict[str, Any], elem_id: str):
-        super().__init__(
-            value=value,
-            elem_id=elem_id,
-            elem_classes=["curves"],
-            html_template=(HERE / f"live_chart_{mode}.html").read_text(),
-            js_on_load=_component_js(mode),
-            head=f'<script src="{_PLOTLY_URL}"></script>',
-            server_functions=[_quiet(_points, curves), _quiet(_log, curves)],
-            apply_default_css=False,
-        )
-
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "object"}
-
-    def get_block_name(self) -> str:
-        return "html"
+def _chart(curves: Curves, mode: str, value: dict[str, Any], elem_id: str) -> gr.HTML:
+    """Not a subclass: Gradio writes a stub file beside every source file that derives from a component."""
+    return gr.HTML(
+        value=value,
+        elem_id=elem_id,
+        elem_classes=["curves"],
+        html_template=(HERE / f"live_chart_{mode}.html").read_text(),
+        js_on_load=_component_js(mode),
+        head=f'<script src="{_PLOTLY_URL}"></script>',
+        server_functions=[_quiet(_points, curves), _quiet(_log, curves)],
+        apply_default_css=False,
+    )
 
 
-class LiveRun(_Chart):
-    """One run: state, progress, curves, log. Value: {"run": id}, or {"run": None} to follow nothing."""
+def LiveRun(curves: Curves, elem_id: str = "live") -> gr.HTML:
+    """One run: state, progress, curves, log. Value: {"run": id}, or {"run": None} to follow nothing.
 
-    def __init__(self, curves: Curves, elem_id: str = "live"):
-        super().__init__(curves, "run", {"run": None}, elem_id)
+    Its event `statechange` says that the run has another state than the page knew; event data: `run`, `state`.
+    """
+    return _chart(curves, "run", {"run": None}, elem_id)
 
 
-class CompareRuns(_Chart):
-    """Several runs in one chart, a colour for each. Value: {"runs": [ids]}, the first 8 are drawn."""
-
-    def __init__(self, curves: Curves, elem_id: str = "compare"):
-        super().__init__(curves, "compare", {"runs": []}, elem_id)
+def CompareRuns(curves: Curves, elem_id: str = "compare") -> gr.HTML:
+    """Several runs in one chart, a colour for each. Value: {"runs": [ids]}, of which the first 8 are drawn."""
+    return _chart(curves, "compare", {"runs": []}, elem_id)
 
 
 def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: Curves) -> Callable[[Any], Response]:

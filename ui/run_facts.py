@@ -39,9 +39,10 @@ def facts(history: History) -> dict[str, Any]:
 
 def elapsed(history: History) -> str:
     """How long the run has trained; the clock goes on while it is alive."""
-    seconds = history.elapsed
-    if history.state.status.living:
-        seconds = max(seconds, time.time() - history.origin) if history.origin is not None else 0.0
+    seconds, state = history.elapsed, history.state
+    has_started = state.start.get("time", 0) >= state.process.get("started", 0)  # this process, not one before it
+    if state.status.living and has_started and history.origin is not None:
+        seconds = max(seconds, time.time() - history.origin)
     return duration(seconds) if seconds > 0 else ""
 
 

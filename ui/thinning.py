@@ -1,5 +1,6 @@
 """Long histories made short: rows thinned in stable bins that keep every spike, and a smoothed loss."""
 
+import math
 from typing import NamedTuple
 
 SMOOTHING = {"light": 0.9, "strong": 0.98}  # weight of the past in the moving average, per logged point
@@ -38,16 +39,21 @@ class Thinned:
         self.column = column  # whose extremes are kept
         self.width = 1
         self._bins: list[tuple[int, list[Row]]] = []
+        self._low, self._high = math.inf, -math.inf  # of the last bin
 
     def add(self, row: Row) -> None:
+        value = getattr(row, self.column)
         number = row.step // self.width
         if self._bins and number <= self._bins[-1][0]:
-            last, rows = self._bins[-1]
-            self._bins[-1] = last, self._extremes([*rows, row])
-            return
-        self._bins.append((number, [row]))
-        if len(self._bins) > self.limit:
-            self.width, self._bins = self._merged(self.limit)
+            if value is not None and self._low <= value <= self._high:
+                return
+            self._bins[-1] = self._bins[-1][0], self._extremes([*self._bins[-1][1], row])
+        else:
+            self._bins.append((number, [row]))
+            if len(self._bins) > self.limit:
+                self.width, self._bins = self._merged(self.limit)
+        values = [value for row in self._bins[-1][1] if (value := getattr(row, self.column)) is not None]
+        self._low, self._high = (min(values), max(values)) if values else (math.inf, -math.inf)
 
     def rows(self, limit: int) -> list[Row]:
         """What is left of the history with at most `limit` bins: a part of all rows, none of them changed."""

@@ -1,0 +1,294 @@
+"""The chart in a real browser, against a real server, on runs that the test writes. Needs Chromium."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from conftest import ROOT, await_true
+
+from trainer.config import TrainConfig
+from trainer.events import EventWriter
+from trainer.runs import Run
+
+pytestmark = pytest.mark.browser
+
+CHART = "#live .curve-chart"
+POINTS = f"(document.querySelector('{CHART}')?.data?.[0]?.x.length ?? 0)"
+RANGE = f"[...document.querySelector('{CHART}')._fullLayout.xaxis.range]"
+
+
+class Script:
+    """A run whose events the test writes."""
+
+    def __init__(self, runs_dir: Path, **settings):
+        self.run = Run.create(runs_dir, TrainConfig(parallel="single", **settings))
+        self.run.claim()
+        self.events = EventWriter(self.run.events_path)
+        self.step = 0
+
+    def start(self) -> "Script":
+        self.events.write("start", step=0, total_steps=4000, world_size=1, devices=["A processor"], precision="fp32")
+        return self
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step += 10
+            loss = 2.3 / (1 + self.step / 500)
+            rates = {"lr": 0.01, "images_per_second": 812.4}
+            self.events.write("step", step=self.step, epoch=self.step / 400, loss=loss, accuracy=0.3, **rates)
+
+    def evaluate(self, accuracy: float) -> None:
+        self.events.write("eval", step=self.step, epoch=self.step / 400, loss=1.5, accuracy=accuracy, count=100)
+
+
+@pytest.fixture
+def script(runs_dir: Path):
+    script = Script(runs_dir)
+    yield script
+    script.events.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def command(runs_dir: Path, port: int) -> list[str]:
+    return [sys.executable, str(ROOT / "tests" / "programs" / "chart_app.py"), str(runs_dir), str(port)]
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """One server for all tests that do not end it: starting takes longer than a test."""
+    runs_dir, port = tmp_path_factory.mktemp("charts") / "runs", free_port()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command(runs_dir, port), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}/"
+    await_true(lambda: answers(url), 90, "the page")
+    yield runs_dir, url
+    process.terminate()
+    process.wait(20)
+
+
+@pytest.fixture
+def runs_dir(shared_server) -> Iterator[Path]:
+    yield shared_server[0]
+    shutil.rmtree(shared_server[0], ignore_errors=True)
+
+
+@pytest.fixture
+def url(shared_server) -> str:
+    return shared_server[1]
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def complaints(page) -> list[str]:
+    """Console errors, exceptions and requests to other machines."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("request", lambda request: None if is_local(request.url) else found.append(request.url))
+    return found
+
+
+def is_local(url: str) -> bool:
+    return url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+def await_points(page, count: int) -> None:
+    page.wait_for_function(f"{POINTS} === {count}")
+
+
+def word(page) -> str:
+    return page.locator("#live .run-word").inner_text()
+
+
+def drag_zoom(page) -> list[float]:
+    """Zoom into a part of the loss as a reader does; returns the range in steps."""
+    box = page.locator(f"{CHART} .nsewdrag").first.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"document.querySelector('{CHART}').layout.xaxis.autorange === false")
+    return page.evaluate(RANGE)
+
+
+def test_points_arrive_and_the_reader_keeps_zoom_and_hidden_curves(script, url, page, complaints):
+    script.start().steps(50)
+    script.evaluate(0.4321)
+    page.goto(url)
+    await_points(page, 50)
+    assert word(page) == "Running"
+    assert page.locator("#live .run-facts").inner_text().split("\n")[-1] == "43.21 %"
+    zoomed = drag_zoom(page)
+    assert zoomed[0] > 50
+    page.locator(f"{CHART} .legendtoggle").nth(2).click()
+    hidden = f"document.querySelector('{CHART}')._fullData[2].visible"
+    page.wait_for_function(f"{hidden} === 'legendonly'")
+    for update in range(1, 4):
+        script.steps(7)
+        await_points(page, 50 + 7 * update)
+        assert page.evaluate(RANGE) == zoomed
+        assert page.evaluate(hidden) == "legendonly"
+    page.evaluate("document.body.classList.toggle('dark')")
+    page.get_by_label("Smoothing").first.select_option("strong")
+    assert page.evaluate(RANGE) == zoomed
+    assert page.evaluate(hidden) == "legendonly"
+    assert not complaints
+
+
+def test_another_x_axis_shows_the_same_part_of_the_run(script, url, page):
+    script.start().steps(100)
+    page.goto(url)
+    await_points(page, 100)
+    steps = drag_zoom(page)
+    page.get_by_label("X axis").first.select_option("epoch")
+    page.wait_for_function(f"document.querySelector('{CHART}').layout.xaxis.title.text === 'Epoch'")
+    assert page.evaluate(RANGE) == pytest.approx([end / 400 for end in steps], rel=1e-3)
+    page.get_by_label("Log loss").first.check()
+    assert page.evaluate(f"document.querySelector('{CHART}')._fullLayout.yaxis.type") == "log"
+
+
+def test_a_reload_shows_the_whole_curve_and_the_state_is_told(script, url, page, complaints):
+    script.events.write("progress", text="Downloading CIFAR-10: 43 %")
+    page.goto(url)
+    page.get_by_text("Downloading CIFAR-10: 43 %").wait_for()
+    assert word(page) == "Starting"
+    script.start().steps(80)
+    await_points(page, 80)
+    said = page.get_by_label("Event")
+    page.wait_for_function("document.querySelector('#said textarea, #said input').value.endsWith('is running')")
+    page.reload()
+    await_points(page, 80)
+    script.events.write("end", status="failed", error="Rank 0: <img src=x onerror=alert(1)>", rank=0, step=800)
+    reason = page.locator("#live .run-reason")
+    reason.wait_for()
+    assert reason.inner_text() == "Rank 0: <img src=x onerror=alert(1)>"
+    page.wait_for_function("document.querySelector('#said textarea, #said input').value.endsWith('is failed')")
+    assert said.input_value() == f"{script.run.id} is failed"
+    assert not complaints
+
+
+def test_a_loss_that_is_not_finite_is_marked(script, url, page):
+    script.start().steps(20)
+    script.events.write("step", step=210, epoch=0.5, loss=float("nan"), accuracy=0.1, lr=0.01, images_per_second=1.0)
+    script.events.write("end", status="diverged", error="the loss is not finite", rank=None, step=210)
+    page.goto(url)
+    await_points(page, 21)
+    marks = page.evaluate(f"document.querySelector('{CHART}').data.find((trace) => trace.name === 'Not finite')")
+    assert marks["x"] == [210]
+    assert marks["y"][0] > 0
+    page.get_by_text("not a finite number at step 210").wait_for()
+    assert word(page) == "Diverged"
+
+
+def test_without_a_run_the_page_says_what_to_do(url, runs_dir, page, complaints):
+    page.goto(url)
+    page.get_by_text("Nothing has been trained yet").wait_for()
+    assert word(page) == "No run"
+    assert not complaints
+
+
+def test_a_phone_shows_everything_without_sideways_scrolling(script, url, page, complaints):
+    script.start().steps(30)
+    script.events.write("warning", text="A long remark without an end: " + "word " * 30)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{url}?__theme=dark")
+    await_points(page, 30)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    chart = page.locator(CHART).bounding_box()
+    assert chart["width"] <= 390
+    assert chart["y"] < 420
+    colour = page.evaluate(f"document.querySelector('{CHART}').layout.font.color")
+    assert re.fullmatch(r"#f\w{5}|rgb\(2\d\d.*", colour), "light words on a dark page"
+    assert not complaints
+
+
+def test_a_window_resized_behind_another_tab_gives_the_right_width(script, url, page):
+    script.start().steps(30)
+    page.goto(url)
+    await_points(page, 30)
+    page.get_by_role("tab", name="Compare").click()
+    page.wait_for_function("document.querySelector('#compare .curve-chart')?.data?.[0]?.x.length === 30")
+    page.set_viewport_size({"width": 900, "height": 800})
+    page.get_by_role("tab", name="Live").click()
+    width = (
+        f"(() => {{ const div = document.querySelector('{CHART}'); return div._fullLayout.width - div.clientWidth }})()"
+    )
+    page.wait_for_function(f"{width} === 0")
+
+
+def test_runs_are_laid_over_each_other(script, url, page, runs_dir, complaints):
+    script.start().steps(30)
+    other = Script(runs_dir, label="other").start()
+    other.steps(40)
+    other.evaluate(0.5)
+    other.events.close()
+    page.goto(url)
+    page.get_by_role("tab", name="Compare").click()
+    data = "document.querySelector('#compare .curve-chart')?.data"
+    page.wait_for_function(f"{data}?.length === 4 && {data}.some((trace) => trace.name === 'other (single)')")
+    lengths = page.evaluate(f"{data}.map((trace) => [trace.name, trace.x.length])")
+    assert sorted(map(tuple, lengths)) == sorted(
+        [("other (single)", 40), ("other (single)", 1), (script.run.id[16:], 30), (script.run.id[16:], 0)]
+    )
+    script.steps(5)
+    page.wait_for_function(f"{data}?.some((trace) => trace.x.length === 35)")
+    assert not complaints
+
+
+def test_the_log_is_fetched_only_while_it_is_open(script, url, page):
+    script.start().steps(3)
+    script.run.log_path.write_text("first\nlast <b>line</b>\n")
+    asked: list[str] = []
+    page.on("request", lambda r: asked.append(r.post_data or "") if "component_server" in r.url else None)
+    page.goto(url)
+    await_points(page, 3)
+    assert not any('"log"' in body for body in asked)
+    page.get_by_text("Log", exact=True).click()
+    page.get_by_text("last <b>line</b>").wait_for()
+
+
+def test_a_restarted_server_is_followed_again(script, runs_dir, start_process, page):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    script.start().steps(30)
+    process = start_process(*command(runs_dir, port))
+    await_true(lambda: answers(url), 90, "the page")
+    page.goto(url)
+    await_points(page, 30)
+    process.terminate()
+    process.wait(20)
+    page.get_by_text("Connection lost, retrying").first.wait_for()
+    script.steps(5)
+    start_process(*command(runs_dir, port))
+    page.set_default_timeout(90_000)
+    await_points(page, 35)
+    page.wait_for_function("document.querySelector('#live .run-word').textContent === 'Running'")
+
+
+def test_an_idle_second_costs_little(script, url, page):
+    script.start().steps(30)
+    sizes: list[int] = []
+    page.on("response", lambda r: sizes.append(len(r.body())) if "component_server" in r.url else None)
+    page.goto(url)
+    await_points(page, 30)
+    await_true(lambda: page.wait_for_timeout(200) or len(sizes) >= 5, 30, "five polls")
+    assert max(sizes[-2:]) < 300
