@@ -1,15 +1,16 @@
 """TrainConfig <-> widgets: every field has one, nothing wrong gets through, nothing typed gets lost."""
 
 import math
+from pathlib import Path
 
-import gradio as gr
 import pytest
 
+from tests.conftest import ROOT
 from trainer.config import PRESETS, ConfigError, TrainConfig, choices, group
 from trainer.devices import Gpu
 from trainer.placement import place
 from ui.form import CUSTOM, FIELDS, NO_GPU, Form, bounds, one_kind, parse, preset_of, recipe, summary, title
-from ui.meaning import explain, refusal
+from ui.meaning import explain, refusal, shell
 
 GPUS = [Gpu(index, f"GPU-{index}", "NVIDIA H200", 140 * 2**30, (100 + index) * 2**30) for index in (0, 1, 3)]
 DEFAULTS = TrainConfig()
@@ -17,9 +18,8 @@ DEFAULTS = TrainConfig()
 
 def build(gpus=(), defaults: TrainConfig = DEFAULTS) -> Form:
     form = Form(gpus, defaults)
-    with gr.Blocks():
-        for field in FIELDS:
-            form.build(field)
+    for field in FIELDS:
+        form.build(field)
     return form
 
 
@@ -188,15 +188,15 @@ def means(config: TrainConfig, gpus=(), cores: int = 8) -> str:
 @pytest.mark.parametrize(
     ("config", "gpus", "said"),
     [
-        (TrainConfig(), (), "<b>128</b> pictures a step, all on one device; 391 steps an epoch, 3,910 in all"),
+        (TrainConfig(), (), "<b>128</b> pictures a step, all on one device. 391 steps an epoch, 3,910 in all"),
         (TrainConfig(max_steps=100), (), "stopped at 100"),
-        (TrainConfig(), (), "one process on the CPU, 8 threads; fp32"),
+        (TrainConfig(), (), "One process on the CPU, 8 threads. Precision: fp32."),
         (TrainConfig(parallel="ddp"), (), "64 x 2 ranks = <b>128</b>"),
         (TrainConfig(parallel="ddp"), (), "2 ranks on the CPU over gloo, 4 threads each"),
-        (TrainConfig(parallel="ddp", devices="0,3"), GPUS, "2 ranks on GPUs 0, 3 over nccl; bf16"),
+        (TrainConfig(parallel="ddp", devices="0,3"), GPUS, "2 ranks on GPUs 0, 3 over nccl. Precision: bf16"),
         (TrainConfig(parallel="dp", batch_size=96), GPUS, "32 x 3 GPUs = <b>96</b>"),
         (TrainConfig(parallel="dp"), (), "class='note'>No GPU here"),
-        (TrainConfig(lr=0.1, schedule="cosine", warmup=5), (), "learning rate 0.1, up over 5 epochs, then down to 0"),
+        (TrainConfig(lr=0.1, schedule="cosine", warmup=5), (), "Learning rate 0.1, up over 5 epochs, then down to 0"),
     ],
 )
 def test_the_page_says_what_settings_mean(config: TrainConfig, gpus, said: str):
@@ -206,6 +206,12 @@ def test_the_page_says_what_settings_mean(config: TrainConfig, gpus, said: str):
 def test_unknown_sizes_are_known_after_the_first_start():
     config = TrainConfig(dataset="images")
     assert "known after the first start" in explain(config, place(config, (), 2, False), None, False)
+
+
+def test_the_command_names_the_runs_directory_unless_it_is_the_usual_one():
+    config = TrainConfig(parallel="ddp")
+    assert shell(config, ROOT / "runs") == "python -m trainer train --preset tutorial --parallel ddp"
+    assert shell(config, Path("/a b/runs")).endswith(" --runs-dir '/a b/runs'")
 
 
 def test_reasons_are_text_not_html():

@@ -7,8 +7,9 @@ import urllib.request
 from html import escape
 
 from trainer.config import PRESETS, TrainConfig
+from trainer.datasets.cifar10 import ARCHIVE, URL
+from trainer.datasets.prepare import available
 
-CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 DEADLINE = 3.0  # seconds
 
 
@@ -43,12 +44,10 @@ class FirstVisit:
 
     def __init__(self, data_dir: str):
         self.data_dir = data_dir
-        self._server = None if self.has_cifar10 else Reachability(CIFAR10_URL)
+        self._server = None if self.has_cifar10 else Reachability(URL)
 
     @property
     def has_cifar10(self) -> bool:
-        from trainer.datasets.prepare import available
-
         return available(TrainConfig(dataset="cifar10", data_dir=self.data_dir))
 
     def preselected(self) -> tuple[str, str]:
@@ -56,9 +55,8 @@ class FirstVisit:
         if self.has_cifar10 or (self._server and self._server.is_reachable):
             return "tutorial", ""
         assert PRESETS["smoke"].dataset == "shapes"
-        archive = CIFAR10_URL.rsplit("/", 1)[1]
         return "smoke", (
             "<p>CIFAR-10 is not on this machine and its server cannot be reached, so the form starts with generated "
-            f"pictures. To bring CIFAR-10, put <code>{archive}</code> into <code>{escape(self.data_dir)}</code> and "
+            f"pictures. To bring CIFAR-10, put <code>{ARCHIVE}</code> into <code>{escape(self.data_dir)}</code> and "
             "choose the preset <b>tutorial</b>.</p>"
         )

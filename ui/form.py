@@ -11,7 +11,7 @@ import annotated_types
 import gradio as gr
 
 from trainer.config import PRESETS, ConfigError, TrainConfig, choices
-from trainer.devices import Gpu
+from trainer.devices import Gpu, list_gpus
 from ui import widgets
 
 FIELDS = tuple(TrainConfig.model_fields)
@@ -65,6 +65,11 @@ class Form:
         self.widgets[field] = widget
         return widget
 
+    def look_at_gpus(self) -> None:
+        """How much of their memory is free now. Which GPUs there are is settled when the page is built."""
+        now = {gpu.uuid: gpu for gpu in list_gpus()} if self.gpus else {}
+        self.gpus = [now.get(gpu.uuid, gpu) for gpu in self.gpus]
+
     @property
     def inputs(self) -> list[Any]:
         """The widgets in the order of the fields, as every handler takes them."""
@@ -102,6 +107,8 @@ class Form:
                 "info": _sentence(errors[field]) if wrong else self._help(field),
                 "elem_classes": list(_CLASSES_WRONG if wrong else _CLASSES),
             }
+            if field == "devices" and self.gpus:
+                update["choices"] = self._device_choices()
             if field == "processes":
                 update["visible"] = values.get("parallel") == "ddp"
             updates.append(gr.update(**update))
@@ -113,13 +120,15 @@ class Form:
         return TrainConfig.model_fields[field].description or ""
 
     def _devices(self, field: str, **options: Any) -> Any:
-        if not self.gpus:
-            return widgets.Radio([("auto", "auto"), ("CPU", "cpu")], **options)
+        make = widgets.Dropdown if self.gpus else widgets.Radio
+        return make(self._device_choices(), **({"multiselect": True} if self.gpus else {}), **options)
+
+    def _device_choices(self) -> list[tuple[str, str]]:
         found = [
             (f"GPU {gpu.index}: {gpu.name}, {gpu.memory_free / 2**30:.0f} GiB free", str(gpu.index))
             for gpu in self.gpus
         ]
-        return widgets.Dropdown([("auto", "auto"), ("CPU", "cpu"), *found], multiselect=True, **options)
+        return [("auto", "auto"), ("CPU", "cpu"), *found]
 
 
 def _widget(field: str, **options: Any) -> Any:

@@ -28,11 +28,8 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
     form = Form(list_gpus(), TrainConfig(data_dir=data_dir))
     with gr.Blocks(title="Parallel Trainer", fill_width=True, delete_cache=(3600, 86400)) as page:
         gr.HTML(_HEADER, elem_id="header")
-        with gr.Tabs():
-            with gr.Tab("Train", id="train"):
-                train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
-            # Runs: build_runs_tab(curves, supervisor, ...) of ui/runs_tab.py stands here;
-            # Predict: build_predict_tab(curves, ...) of ui/predict_tab.py.
+        with gr.Tabs(), gr.Tab("Train", id="train"):
+            train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
         train.wire(page)
         publish(supervisor)
     page.queue(max_size=64, default_concurrency_limit=8)

@@ -9,6 +9,7 @@ from typing import Protocol
 from trainer.config import ConfigError, TrainConfig, command_line
 from trainer.placement import Placement
 from ui.form import title
+from ui.supervisor import ROOT
 
 
 class Sizes(Protocol):
@@ -31,7 +32,7 @@ def sharing(config: TrainConfig, placement: Placement) -> str:
 def length(config: TrainConfig, sizes: Sizes | None) -> str:
     """Steps an epoch and in all. The last, smaller batch of an epoch counts."""
     if sizes is None:
-        return "steps an epoch: known after the first start"
+        return "Steps an epoch: known after the first start"
     an_epoch = math.ceil(sizes.num_train / config.batch_size)
     total = an_epoch * config.epochs
     limited = f", stopped at {config.max_steps:,}" if 0 < config.max_steps < total else ""
@@ -45,7 +46,7 @@ def processes(config: TrainConfig, placement: Placement) -> str:
     if config.parallel == "ddp":
         each = " each" if threads and placement.world_size > 1 else ""
         return f"{_count(placement.world_size, 'rank')} on {where} over {placement.backend}{threads}{each}"
-    kind = "nn.DataParallel" if config.parallel == "dp" else "one process"
+    kind = "nn.DataParallel" if config.parallel == "dp" else "One process"
     return f"{kind} on {where}{threads}"
 
 
@@ -67,15 +68,15 @@ def learning_rate(config: TrainConfig) -> str:
         "step": "a tenth at 1/2 and 3/4",
     }[config.schedule]
     rise = f"up over {config.warmup:g} epochs, then " if config.warmup else ""
-    return f"learning rate {config.lr:g}, {rise}{falls}"
+    return f"Learning rate {config.lr:g}, {rise}{falls}"
 
 
 def explain(config: TrainConfig, placement: Placement, sizes: Sizes | None, has_bf16: bool) -> str:
     """HTML: the facts, then one line for each setting that has no effect or a surprising one here."""
     facts = [
-        f"{sharing(config, placement)}; {length(config, sizes)}",
-        f"{escape(processes(config, placement))}; {numbers(config, placement, has_bf16)}",
-        f"{learning_rate(config)}, the same in every mode",
+        f"{sharing(config, placement)}. {length(config, sizes)}.",
+        f"{escape(processes(config, placement))}. Precision: {numbers(config, placement, has_bf16)}.",
+        f"{learning_rate(config)}; the mode does not change it.",
     ]
     lines = [f"<li>{fact}</li>" for fact in facts]
     lines += [f"<li class='note'>{escape(warning)}</li>" for warning in placement.warnings]
@@ -88,10 +89,14 @@ def refusal(error: ConfigError) -> str:
     return f"<ul class='meaning refused' role='alert'>{''.join(lines)}</ul>"
 
 
-def shell(config: TrainConfig, runs_dir: Path, usual: Path) -> str:
+def shell(config: TrainConfig, runs_dir: Path) -> str:
     """The command that starts the same run, so that this page shows it too."""
-    where = "" if runs_dir == usual else f" --runs-dir {shlex.quote(str(runs_dir))}"
-    return command_line(config) + where
+    return command_line(config) + runs_flag(runs_dir)
+
+
+def runs_flag(runs_dir: Path) -> str:
+    """What a command needs to find these runs when it is typed in the directory of this program."""
+    return "" if runs_dir == ROOT / "runs" else f" --runs-dir {shlex.quote(str(runs_dir))}"
 
 
 def _devices(placement: Placement) -> str:

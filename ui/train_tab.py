@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from trainer.config import PRESET_NOTES, PRESETS, ConfigError, TrainConfig, group
+from trainer.datasets.prepare import peek
 from trainer.devices import cpu_cores, cpu_has_bf16
 from trainer.placement import place
 from trainer.runs import Run, RunError, RunStatus, iter_runs
@@ -14,12 +15,18 @@ from ui import widgets
 from ui.first_visit import FirstVisit
 from ui.form import CUSTOM, FIELDS, Form, parse, preset_of, recipe, summary
 from ui.meaning import explain, refusal, shell
-from ui.supervisor import ROOT, Supervisor, epochs_done
+from ui.supervisor import Supervisor, epochs_done
 
 # Fixed, so that what a browser remembers outlives a restart of the server. It is no secret: settings only.
 MEMORY = {"storage_key": "parallel-trainer-form-1", "secret": "parallel-trainer-form-1"}
 
 _MAIN_ROWS = (("dataset", "model"), ("parallel",), ("devices", "processes"), ("epochs", "batch_size", "lr"))
+# A run that somebody else started shows when the user comes back to this tab; nothing asks in the background.
+_ATTENTION = """
+const back = () => { if (element.isConnected && !document.hidden) trigger("attention"); };
+document.addEventListener("visibilitychange", back);
+window.addEventListener("focus", back);
+"""
 _QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -30,12 +37,13 @@ class TrainTab:
         self.supervisor = supervisor
         self.form = form
         self.first_visit = first_visit
-        self.notice = gr.HTML("", visible=False, elem_id="notice")
         with gr.Row(elem_id="train", equal_height=False):
-            with gr.Column(scale=0, min_width=348, elem_id="form"):
+            self.notice = gr.HTML("", visible=False, elem_id="notice")
+            with gr.Column(elem_id="form"):
                 self._build_form()
-            with gr.Column(scale=1, min_width=320, elem_id="view"):
+            with gr.Column(elem_id="view"):
                 self.live = make_live()
+        self.attention = gr.HTML("", elem_id="attention", js_on_load=_ATTENTION)
         self.memory = gr.BrowserState(None, **MEMORY)
 
     def _build_form(self) -> None:
@@ -100,6 +108,7 @@ class TrainTab:
         )
         self.elsewhere.click(self._on_elsewhere, self.live, [self.problem, self.live, *controls], **_QUIET)
         self.live.statechange(self._controls, self.live, controls, **_QUIET)
+        self.attention.attention(self._on_attention, self.live, [self.live, *controls], **_QUIET)
 
     # What the settings mean
 
@@ -109,7 +118,7 @@ class TrainTab:
         command = ""
         try:
             config = parse(raw)
-            meaning, command = self._explain(config), shell(config, self.supervisor.runs_dir, ROOT / "runs")
+            meaning, command = self._explain(config), shell(config, self.supervisor.runs_dir)
         except ConfigError as error:
             errors, meaning = error.errors, refusal(error)
         name = preset_of(raw)
@@ -121,8 +130,6 @@ class TrainTab:
         return [_alert(""), meaning, command, gr.update(value=name, info=note), {"values": dict(raw)}, *marks]
 
     def _explain(self, config: TrainConfig) -> str:
-        from trainer.datasets.prepare import peek
-
         has_bf16 = cpu_has_bf16()
         return explain(config, place(config, self.form.gpus, cpu_cores(), has_bf16), peek(config), has_bf16)
 
@@ -144,6 +151,7 @@ class TrainTab:
             name, note = self.first_visit.preselected()
             values = recipe(name)
         raw = {**self.form.defaults.model_dump(), **self.form.fitting(values)}
+        self.form.look_at_gpus()
         shown = self._run_of(request.query_params.get("run"))
         return [gr.update(value=note, visible=bool(note)), {"run": shown}, *self._answer(raw, FIELDS)]
 
@@ -192,6 +200,11 @@ class TrainTab:
         run = self.supervisor.living()
         live = {"run": run.id} if run else live
         return [_alert(""), live, *self._controls(live)]
+
+    def _on_attention(self, live: Any) -> list[Any]:
+        run = self.supervisor.living() if _shown(live) is None else None
+        live = {"run": run.id} if run else live
+        return [live if run else gr.skip(), *self._controls(live)]
 
     def _controls(self, live: Any) -> list[Any]:
         """[Start, Stop, the way to the living run, Train on, its epochs], as the runs stand now."""

@@ -8,12 +8,15 @@ from abc import ABCMeta
 from typing import Any
 
 import gradio as gr
+from gradio.component_meta import ComponentMeta, updateable
 
 
-class _Quiet(type(gr.Number)):  # type: ignore[misc]
-    """Gradio's metaclass writes a .pyi file beside each module that subclasses a component; this one does not."""
+class Quiet(ComponentMeta):
+    """For subclasses of components. Gradio's own metaclass writes a .pyi file beside each module that has one."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]):
+        if "__init__" in attributes:
+            attributes["__init__"] = updateable(attributes["__init__"])
         return ABCMeta.__new__(cls, name, bases, attributes)
 
 
@@ -24,7 +27,7 @@ def _unchecked(component: type) -> Any:
         "is_template": True,  # the browser draws the parent
         "preprocess": lambda self, payload: payload,
     }
-    return _Quiet(component.__name__, (component,), attributes)
+    return Quiet(component.__name__, (component,), attributes)
 
 
 Number = _unchecked(gr.Number)
