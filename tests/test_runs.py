@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from trainer.config import ConfigError, TrainConfig
 from trainer.processes import identity
 from trainer.runs import (
@@ -25,28 +24,23 @@ from trainer.runs import (
     write_atomic,
 )
 
-ROW_KEYS = "id status parallel devices epoch step best_accuracy images_per_second started label".split()
+ROW_KEYS = [
+    "id",
+    "status",
+    "parallel",
+    "devices",
+    "epoch",
+    "step",
+    "best_accuracy",
+    "images_per_second",
+    "started",
+    "label",
+]
 
 
 @pytest.fixture
 def run(runs_dir: Path) -> Run:
     return Run.create(runs_dir, TrainConfig(dataset="shapes", label="mine"))
-
-
-@pytest.fixture
-def actor(start_process) -> Callable:
-    """Start a process that says these words about a run; with `leave`, wait for its end."""
-
-    def act(run: Run, *words: str, leave: bool = False):
-        program = ROOT / "tests" / "programs" / "actor.py"
-        process = start_process(sys.executable, program, run.path, *words, stdin=-1, stdout=-1)
-        assert process.stdout.readline() == "ready\n"
-        if leave:
-            process.stdin.close()
-            assert process.wait(30) == 0
-        return process
-
-    return act
 
 
 STATUS_TABLE = [
@@ -195,7 +189,21 @@ def test_a_resume_to_impossible_epochs_changes_nothing(run: Run):
     assert run.config().epochs == 10
 
 
-HOSTILE = ["../../etc", "/etc", "/etc/passwd", "", ".", "..", "x" * 300, "a/" * 3000, "\0", "nope", "latest/", "-h", "ü\n"]
+HOSTILE = [
+    "../../etc",
+    "/etc",
+    "/etc/passwd",
+    "",
+    ".",
+    "..",
+    "x" * 300,
+    "a/" * 3000,
+    "\0",
+    "nope",
+    "latest/",
+    "-h",
+    "ü\n",
+]
 
 
 @pytest.mark.parametrize("reference", HOSTILE)

@@ -1,6 +1,6 @@
 """A run's process that does as it is told: `actor.py RUN WORD...`, then waits until its stdin is closed.
 
-Words: `claim`, `stop` (asks for it), `rank:N` (records itself as rank N), `end:STATUS`, any other kind of event,
+Words: `claim`, `stop` (asks for it), `rank:N` (records itself as rank N, at step 7), `end:STATUS`, any other kind of event,
 `deaf` (ignores SIGTERM), `family` (starts a child and a grandchild that outlives it, both deaf).
 """
 
@@ -21,7 +21,9 @@ for word in sys.argv[2:]:
         case ["stop"]:
             run.ask_to_stop()
         case ["rank", number]:
-            RankRecord(run, int(number)).beat(7)
+            record = RankRecord(run, int(number))
+            record.beat(7)
+            record.done({})
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case ["family"]:
