@@ -84,9 +84,8 @@ def actor(start_process) -> Callable:
 
     def act(run, *words: str, leave: bool = False) -> subprocess.Popen:
         program = ROOT / "tests" / "programs" / "actor.py"
-        process = start_process(
-            sys.executable, program, run.path, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        pipe = subprocess.PIPE
+        process = start_process(sys.executable, program, run.path, *words, stdin=pipe, stdout=pipe)
         assert process.stdout.readline() == "ready\n"
         if leave:
             process.stdin.close()

@@ -24,18 +24,8 @@ from trainer.runs import (
     write_atomic,
 )
 
-ROW_KEYS = [
-    "id",
-    "status",
-    "parallel",
-    "devices",
-    "epoch",
-    "step",
-    "best_accuracy",
-    "images_per_second",
-    "started",
-    "label",
-]
+ROW_KEYS = ["id", "status", "parallel", "devices", "epoch", "step"]
+ROW_KEYS += ["best_accuracy", "images_per_second", "started", "label"]
 
 
 @pytest.fixture
@@ -200,7 +190,6 @@ HOSTILE = [
     "a/" * 3000,
     "\0",
     "nope",
-    "latest/",
     "-h",
     "ü\n",
 ]

@@ -27,7 +27,8 @@ def ends(run: Run) -> list[dict]:
 def test_one_that_obeys_is_left_to_say_its_end_itself(run: Run, start_process):
     code = (
         "import sys, time; from pathlib import Path; from trainer.runs import Run, event_writer\n"
-        "run = Run(Path(sys.argv[1])); run.claim(); event_writer(run).write('start', step=0); print('ready', flush=True)\n"
+        "run = Run(Path(sys.argv[1])); run.claim(); event_writer(run).write('start', step=0)\n"
+        "print('ready', flush=True)\n"
         "while not run.stop_path.exists(): time.sleep(0.02)\n"
         "event_writer(run).write('end', status='stopped', error=None, rank=None, step=3)"
     )

@@ -1,7 +1,7 @@
 """A run's process that does as it is told: `actor.py RUN WORD...`, then waits until its stdin is closed.
 
-Words: `claim`, `stop` (asks for it), `rank:N` (records itself as rank N, at step 7), `end:STATUS`, any other kind of event,
-`deaf` (ignores SIGTERM), `family` (starts a child and a grandchild that outlives it, both deaf).
+Words: `claim`, `stop` (asks for it), `rank:N` (records itself as rank N, at step 7), `end:STATUS`, any other kind of
+event, `deaf` (ignores SIGTERM), `family` (starts a child and a grandchild that outlives it, both deaf).
 """
 
 import signal
