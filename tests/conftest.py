@@ -79,6 +79,23 @@ def start_process() -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 @pytest.fixture
+def actor(start_process) -> Callable:
+    """Start a process that says these words (tests/programs/actor.py) about a run; with `leave`, wait for its end."""
+
+    def act(run, *words: str, leave: bool = False) -> subprocess.Popen:
+        program = ROOT / "tests" / "programs" / "actor.py"
+        pipe = subprocess.PIPE
+        process = start_process(sys.executable, program, run.path, *words, stdin=pipe, stdout=pipe)
+        assert process.stdout.readline() == "ready\n"
+        if leave:
+            process.stdin.close()
+            assert process.wait(30) == 0
+        return process
+
+    return act
+
+
+@pytest.fixture
 def trainer(start_process) -> Callable[..., subprocess.CompletedProcess]:
     """Run `python -m trainer ...` to its end and return what it said."""
 

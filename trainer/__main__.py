@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from trainer.config import PRESETS, ConfigError
+from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
+from trainer.placement import place
 from trainer.runs import Run, RunError, list_runs, open_run
 
 COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
@@ -59,6 +61,7 @@ def _train_command(preset_name: str):
         """Train a network; prints the run directory first."""
         config = settings(main, optimisation, more)
         if not run:
+            place(config, list_gpus(), cpu_cores(), cpu_has_bf16())  # refused before there is a run
             return _train(Run.create(runs_dir, config))
         if config != PRESETS["tutorial"]:
             raise ConfigError({"run": "a run has its own settings in its config.json; give no others beside --run"})

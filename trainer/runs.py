@@ -55,6 +55,9 @@ class RunStatus(StrEnum):
         return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
 
 
+_FINAL = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.DIVERGED)  # what an `end` event may say
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` as a whole: a reader sees the old text or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -312,10 +315,8 @@ class RunState:
             return RunStatus.QUEUED
         mine = self.process.get("events_offset", 0)
         if self._positions["end"] >= mine:
-            try:
-                return RunStatus(self.end.get("status", ""))
-            except ValueError:
-                return RunStatus.INTERRUPTED
+            said = self.end.get("status")
+            return RunStatus(said) if said in _FINAL else RunStatus.INTERRUPTED
         if not is_alive:
             return RunStatus.INTERRUPTED
         if self.run.stop_path.exists():
