@@ -166,7 +166,7 @@ def test_a_resumed_run_takes_back_the_steps_after_its_checkpoint(run, write, cur
     assert after["rows"]["loss"][-1] == 3.0
     assert "test_rows" not in after
     with curves.history(run.id) as history:
-        assert (history.latest["step"], history.best_accuracy) == (21, None)
+        assert (history.last_step, history.best_accuracy) == (21, None)
     fresh = Curves(curves.runs_dir)  # a server that starts later reads the same
     assert since(fresh, run)["rows"] == after["rows"]
 
@@ -214,6 +214,7 @@ def test_torn_and_strange_lines_are_stepped_over(run, write, curves):
         file.write('{"kind": "eval", "step": 1, "loss": NaN, "accuracy": Infinity}\n{"kind": "step", "st')
     first = since(curves, run)
     json.dumps(first, allow_nan=False)
+    assert ask(curves, {"runs": [{"run": run.id}]})["runs"][0]["facts"]
     with run.events_path.open("a") as file:
         file.write('ep": 7, "epoch": 0.5, "loss": 4.0, "lr": 0.1, "time": 1}\n')
     assert since(curves, run, cursor(first))["rows"]["step"] == [7]

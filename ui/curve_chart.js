@@ -75,7 +75,7 @@ function createChart(div, isComparison) {
       case 'accuracy':
         return {
           name: isComparison ? run.name : 'Test accuracy', yaxis: 'y2', mode: 'lines+markers', line,
-          marker: { size: 6 }, hovertemplate: '%{y:.2f} %', showlegend: !isComparison,
+          marker: { size: 6 }, hovertemplate: '%{y:.2f} %', showlegend: false, // its pane says what it is
         };
       default:
         return {
@@ -122,7 +122,7 @@ function createChart(div, isComparison) {
       modebar: { bgcolor: 'rgba(0,0,0,0)', color: css('--run-soft'), activecolor: css('--curve-smooth') },
       xaxis: axis(X_TITLES[view.x], { anchor: 'y2', nticks: narrow ? 5 : 10 }),
       yaxis: axis('Loss', { domain: [0.4, 1], type: view.log ? 'log' : 'linear', nticks: 6, ...(view.log ? logTicks() : {}) }),
-      yaxis2: axis('Accuracy (%)', { domain: [0, 0.33], nticks: 4 }),
+      yaxis2: axis(narrow ? 'Accuracy (%)' : 'Test accuracy (%)', { domain: [0, 0.33], nticks: 4 }),
       yaxis3: axis('Learning rate', {
         overlaying: 'y2', side: 'right', showgrid: false, tickmode: 'auto', nticks: 4, visible: view.lr, rangemode: 'tozero',
       }),
@@ -190,9 +190,10 @@ function createChart(div, isComparison) {
       const rows = { points: columns('points', reply.rows), tests: columns('tests', reply.test_rows) };
       const crossing = run.points.step.length <= FEW_POINTS && run.points.step.length + rows.points.step.length > FEW_POINTS;
       const firstBad = rows.points.loss.includes(null) && !run.points.loss.includes(null);
-      anew ||= reply.reset || crossing || firstBad || (isComparison && name !== run.name);
+      const isNew = reply.reset || (reply.state === 'missing' && run.points.step.length > 0);
+      anew ||= isNew || crossing || firstBad || (isComparison && name !== run.name);
       run.name = name;
-      if (reply.reset) Object.assign(run, rows);
+      if (isNew) Object.assign(run, rows);
       else for (const kind of ['points', 'tests']) append(run[kind], rows[kind]);
       reply.added = rows;
     }

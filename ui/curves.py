@@ -63,9 +63,8 @@ class History:
         self._segment = 0  # how many of `_starts` were met
         self.version = secrets.token_hex(4)  # a reader with another one starts anew
         self.num_points = self.num_tests = 0
-        self.latest: Event = {}  # the newest `step` and `eval` that stand
-        self.latest_test: Event = {}
-        self.best_accuracy: float | None = None
+        self.images_per_second: float | None = None
+        self.best_accuracy: float | None = None  # percent
         self.num_nonfinite = self.first_nonfinite = 0
         self.elapsed = 0.0  # seconds of training up to the newest event, without the time between two processes
         self.recent: deque[Point] = deque(maxlen=RECENT)
@@ -74,7 +73,7 @@ class History:
         self._tests = Thinned(TEST_BINS, "accuracy")
         self._smoothers = [Smoother(weight) for weight in SMOOTHING.values()]
         self.origin: float | None = None  # Unix time that counts as 0 elapsed
-        self._last_step = 0
+        self.last_step = 0  # the newest that stands
         self._size = 0
 
     def update(self) -> None:
@@ -98,7 +97,7 @@ class History:
                     self._segment += 1
                     if self._segment > len(self._starts):
                         self._starts.append(step)
-                        holds = holds and step >= self._last_step
+                        holds = holds and step >= self.last_step
                 elif event["kind"] in ("step", "eval") and step > min(self._starts[self._segment :], default=math.inf):
                     continue
                 if holds:
@@ -108,7 +107,8 @@ class History:
     def _fold(self, event: Event) -> None:
         kind, time = event["kind"], _number(event.get("time"))
         if kind == "start" and time is not None:
-            self.origin = time - (self.elapsed if _whole(event.get("step")) else 0)
+            self.last_step = _whole(event.get("step"))
+            self.origin = time - (self.elapsed if self.last_step else 0)
         if kind not in ("step", "eval"):
             if kind == "end" and time is not None and self.origin is not None:
                 self.elapsed = max(self.elapsed, time - self.origin)
@@ -117,7 +117,7 @@ class History:
         if time is not None:
             self.origin = time if self.origin is None else self.origin
             self.elapsed = max(self.elapsed, time - self.origin)
-        self._last_step = max(self._last_step, step)
+        self.last_step = max(self.last_step, step)
         common = step, self.elapsed / 60, _number(event.get("epoch")) or 0.0, _number(event.get("loss"))
         if kind == "step":
             self._add_point(event, *common)
@@ -130,17 +130,17 @@ class History:
         if loss is None:
             self.num_nonfinite += 1
             self.first_nonfinite = self.first_nonfinite or step
-        self.latest = event
+        self.images_per_second = _number(event.get("images_per_second"))
         self.num_points += 1
         self.recent.append(point)
         self._points.add(point)
 
     def _add_test(self, event: Event, step: int, minutes: float, epoch: float, loss: float | None) -> None:
-        accuracy = _number(event.get("accuracy"))
+        share = _number(event.get("accuracy"))
+        accuracy = None if share is None else 100 * share
         if accuracy is not None:
             self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
-        test = Evaluation(step, minutes, epoch, loss, None if accuracy is None else 100 * accuracy)
-        self.latest_test = event
+        test = Evaluation(step, minutes, epoch, loss, accuracy)
         self.num_tests += 1
         self.recent_tests.append(test)
         self._tests.add(test)

@@ -22,8 +22,7 @@ def facts(history: History) -> dict[str, Any]:
         config = history.run.config()
     except ValueError:  # a config.json from another version: show what the events tell
         config = TrainConfig()
-    total = state.start.get("total_steps") or 0
-    step = max(history.latest.get("step", 0), state.start.get("step", 0))
+    total, step = _count(state.start.get("total_steps")), history.last_step
     return {
         "name": config.label or history.run.id,
         "short": f"{config.label} ({config.parallel})" if config.label else history.run.id[16:],
@@ -32,7 +31,7 @@ def facts(history: History) -> dict[str, Any]:
         "share": round(min(1.0, step / total), 4) if total else None,
         "left": _left(history, total - step) if state.status == RunStatus.RUNNING else "",
         "facts": _numbers(history, config, step, total),
-        "reason": state.error[:2000],
+        "reason": _sentence(state.error[:2000]),
         "notes": _notes(history),
     }
 
@@ -48,23 +47,24 @@ def elapsed(history: History) -> str:
 
 def _numbers(history: History, config: TrainConfig, step: int, total: int) -> list[tuple[str, str]]:
     """Always the same labels in the same order, so that nothing moves on the page."""
-    latest, test = history.latest, history.latest_test
-    epoch = latest.get("epoch")
-    rate = latest.get("images_per_second")
+    latest = history.recent[-1] if history.recent else None
+    test = history.recent_tests[-1] if history.recent_tests else None
+    rate = history.images_per_second
+    loss = "not finite" if latest and latest.loss is None else _digits(latest and latest.loss, ".4f")
     return [
-        ("Epoch", f"{_digits(epoch, '.4g')} / {config.epochs}" if epoch is not None else f"- / {config.epochs}"),
+        ("Epoch", f"{_digits(latest and latest.epoch, '.4g')} / {config.epochs}"),
         ("Step", f"{step:,} / {total:,}" if total else "-"),
         ("Images/s", _digits(rate, ",.0f" if (rate or 0) >= 100 else ".3g")),
-        ("Training loss", "not finite" if latest.get("nonfinite") else _digits(latest.get("loss"), ".4f")),
-        ("Test accuracy", _percent(test.get("accuracy"))),
-        ("Best", _percent(history.best_accuracy)),
+        ("Training loss", loss),
+        ("Test accuracy", _digits(test and test.accuracy, ".2f", " %")),
+        ("Best", _digits(history.best_accuracy, ".2f", " %")),
     ]
 
 
 def _setup(config: TrainConfig, start: dict[str, Any]) -> str:
     """As in 'DistributedDataParallel, 2 ranks, 2 x NVIDIA H200, gloo, fp32'."""
     parts = [MODES[config.parallel]]
-    ranks = start.get("world_size", 0)
+    ranks = _count(start.get("world_size"))
     if config.parallel == "ddp" and ranks:
         parts.append(f"{ranks} rank{'s' if ranks != 1 else ''}")
     names = [re.sub(r"^GPU \d+ ", "", str(name)) for name in start.get("devices") or [config.devices]]
@@ -84,7 +84,9 @@ def _notes(history: History) -> list[str]:
     if history.num_nonfinite:
         more = history.num_nonfinite - 1
         also = f" and at {more} later point{'s' if more > 1 else ''}" if more else ""
-        notes.append(f"The training loss was not a finite number at step {history.first_nonfinite:,}{also}.")
+        notes.append(
+            f"The training loss was not a finite number at step {history.first_nonfinite:,}{also} (red triangles)."
+        )
     return notes
 
 
@@ -103,12 +105,16 @@ def duration(seconds: float, rough: bool = False) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _digits(value: float | None, pattern: str) -> str:
-    return "-" if value is None else format(value, pattern)
+def _digits(value: float | None, pattern: str, unit: str = "") -> str:
+    return "-" if value is None else format(value, pattern) + unit
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def log_end(run: Run) -> str:

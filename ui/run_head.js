@@ -51,6 +51,7 @@ function createHead(root) {
     state = reply.state ?? '';
     word();
     root.dataset.state = state;
+    find('log').hidden = !reply.run;
     put(find('clock'), reply.elapsed ? `${reply.elapsed} elapsed` : '');
     if (!reply.seen && reply.run && state !== 'missing') return; // the facts are as they were
     const { name = '', setup = '', share = null, left = '', facts = [], reason = '', notes = [] } = reply;
