@@ -1,7 +1,6 @@
 """The Train tab in a browser: what a person sees, types and gets."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -155,17 +154,18 @@ def test_the_page_asks_no_other_server(page: Page, server: Server):
 
 
 def test_an_address_with_a_run_opens_it(page: Page, server: Server):
-    runs = [Run.create(server.runs_dir, TrainConfig(dataset="shapes", label=name)) for name in ("older", "newer")]
-    visit(page, f"{server.url}?run={runs[0].id}")
-    expect(page.locator("#live")).to_contain_text(runs[0].id)
+    runs = [Run.create(server.runs_dir, TrainConfig(dataset="shapes", label=name)) for name in ("one", "two")]
+    asked, newest = sorted(runs, key=lambda run: run.id)
+    visit(page, f"{server.url}?run={asked.id}")
+    expect(page.locator("#live")).to_contain_text(asked.config().label)
     visit(page, f"{server.url}?run=../../etc")
-    expect(page.locator("#live")).to_contain_text(max(run.id for run in runs))
+    expect(page.locator("#live")).to_contain_text(newest.config().label)
     for run in runs:
         run.delete()
 
 
 @pytest.mark.slow
-def test_buttons_follow_the_run_in_every_tab(page: Page, chromium: Browser, server: Server, tmp_path: Path):
+def test_buttons_follow_the_run_in_every_tab(page: Page, chromium: Browser, server: Server):
     visit(page, server.url)
     field(page, "epochs").fill("500")
     expect(page.locator("#stop")).to_be_disabled()
