@@ -1,13 +1,14 @@
 """Shared by all tests: isolation from the machine, real processes that never outlive a test, one Chromium."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,19 @@ def await_true(condition: Callable[[], object], seconds: float = 60, what: str =
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true within {seconds} s"
         time.sleep(0.05)
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as on a disk without room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture

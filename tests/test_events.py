@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import resource
-import signal
 import sys
 from pathlib import Path
 
@@ -179,17 +177,11 @@ def test_a_folder_that_is_gone_is_told_once_and_never_raises(tmp_path: Path, cap
 
 
 def test_when_the_disk_has_room_again_events_are_whole_again(path: Path, capfd: pytest.CaptureFixture[str]):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     writer = EventWriter(path)
     writer.write("start", text="x" * 100_000)  # larger than what catches stderr, to which the limit applies too
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    with small_files(path.stat().st_size + 20):
         for step in range(5):
             writer.write("step", step=step)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
     writer.write("end")
     writer.close()
     assert kinds(path) == ["start", "end"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.conftest import small_files
 from trainer import checkpoint
 from trainer.augment import plan_epoch
 from trainer.config import TrainConfig, choices
@@ -63,9 +64,9 @@ def test_no_step_is_without_a_rate_and_none_above_the_peak(schedule: str, total:
     assert rising == sorted(rising, reverse=True), "first up, then never up again"
 
 
-@pytest.mark.parametrize(("precision", "wanted"), [("fp32", None), ("fp16", None)])
-def test_a_cpu_trains_in_fp32_what_it_cannot_do_quickly(precision: str, wanted: torch.dtype | None):
-    assert choose_precision(precision, CPU) is wanted
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_cpu_trains_in_fp32_what_it_cannot_do_quickly(precision: str):
+    assert choose_precision(precision, CPU) is None
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
@@ -111,8 +112,8 @@ def events(run: Run, kind: str) -> list[dict]:
     return [event for event in read_events(run.events_path) if event["kind"] == kind]
 
 
-def test_it_learns_one_batch_by_heart(session):
-    made = session(batch_size=24, epochs=12, lr=0.02, eval_every=12)
+def test_it_learns_a_few_pictures_by_heart(session):
+    made = session(batch_size=3, epochs=2, lr=0.01)
     assert train(made).status == "completed"
     steps = events(made.run, "step")
     assert steps[0]["loss"] > 0.5
@@ -142,9 +143,9 @@ def test_the_logged_loss_is_the_mean_over_all_pictures_since_the_last_point(sess
 
 
 def test_the_rate_in_force_is_logged(session):
-    made = session(epochs=4, schedule="triangular", warmup=1.0, lr=0.4, log_every=1)
+    made = session(epochs=2, schedule="triangular", warmup=1.0, lr=0.4, log_every=1)
     train(made)
-    expected = [0.4 * factor for factor in curve("triangular", 12, 3)]
+    expected = [0.4 * factor for factor in curve("triangular", 6, 3)]
     assert [event["lr"] for event in events(made.run, "step")] == pytest.approx(expected)
 
 
@@ -163,7 +164,7 @@ def test_an_evaluation_counts_every_test_picture_once(session):
     }
 
 
-@pytest.mark.parametrize(("eval_every", "epochs", "at"), [(1, 3, [3, 6, 9]), (2, 3, [6, 9]), (5, 3, [9])])
+@pytest.mark.parametrize(("eval_every", "epochs", "at"), [(1, 2, [3, 6]), (2, 3, [6, 9])])
 def test_evaluations_come_when_due_and_at_the_end(session, eval_every: int, epochs: int, at: list[int]):
     made = session(eval_every=eval_every, epochs=epochs)
     train(made)
@@ -171,10 +172,10 @@ def test_evaluations_come_when_due_and_at_the_end(session, eval_every: int, epoc
 
 
 def test_a_step_limit_ends_the_run_in_its_middle_with_an_evaluation(session):
-    made = session(max_steps=4, epochs=100)
-    assert (train(made).status, made.step) == ("completed", 4)
-    assert [event["step"] for event in events(made.run, "eval")] == [4]
-    assert checkpoint.load(made.run.checkpoint_path("last"))["step"] == 4
+    made = session(max_steps=2, epochs=100)
+    assert (train(made).status, made.step) == ("completed", 2)
+    assert [event["step"] for event in events(made.run, "eval")] == [2]
+    assert checkpoint.load(made.run.checkpoint_path("last"))["step"] == 2
 
 
 def test_a_reached_target_ends_the_run(session):
@@ -211,7 +212,19 @@ def test_asked_to_stop_it_saves_where_it_is(session):
     assert checkpoint.load(made.run.checkpoint_path("last"))["step"] == 1
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(session):
+    made = session(epochs=2)
+    with small_files(1_000_000):
+        assert train(made).status == "completed"
+    warnings = [event["text"] for event in events(made.run, "warning")]
+    assert warnings == [
+        f"The checkpoint of step {step} could not be written (File too large); training goes on." for step in (3, 6)
+    ]
+    assert not list(made.run.path.glob("*.pt*"))
+    assert len(events(made.run, "eval")) == 2
+
+
+@pytest.mark.parametrize("stop_after", [2, 3])
 def test_stopped_at_any_step_and_resumed_it_is_the_unbroken_run(session, stop_after: int):
     values = {"epochs": 2, "augment": "crop_flip_cutout", "schedule": "cosine", "log_every": 1}
     whole = session(**values)
@@ -236,7 +249,7 @@ def test_stopped_at_any_step_and_resumed_it_is_the_unbroken_run(session, stop_af
 
 
 def test_the_best_checkpoint_is_the_one_with_the_best_accuracy(session):
-    made = session(epochs=6, lr=0.02)
+    made = session(epochs=3, lr=0.02)
     train(made)
     evaluations = {event["step"]: event["accuracy"] for event in events(made.run, "eval")}
     best = checkpoint.load(made.run.checkpoint_path("best"))
@@ -247,12 +260,10 @@ def test_the_best_checkpoint_is_the_one_with_the_best_accuracy(session):
 
 def test_a_clipped_gradient_has_the_norm_of_the_limit(session):
     made = session(epochs=1, grad_clip=0.001, lr=1e-30)
-    before = [p.clone() for p in made.model.parameters()]
     train(made)
     total = torch.nn.utils.get_total_norm([p.grad for p in made.model.parameters()])
     assert total.item() == pytest.approx(0.001, rel=1e-3)
     assert events(made.run, "step")[-1]["grad_norm"] > 0.001, "logged as it was before"
-    assert len(before) == len(list(made.model.parameters()))
 
 
 def test_a_checkpoint_of_other_classes_is_not_gone_on_with(session):
