@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import await_true
 
+from tests.conftest import await_true
 from trainer.config import TrainConfig
 from trainer.datasets import shapes, store
 from trainer.datasets.prepare import DataError, available, cached, open_prepared, peek, prepare

@@ -15,6 +15,8 @@ from ui.curves import Curves
 from ui.first_visit import FirstVisit
 from ui.form import Form
 from ui.live_chart import ALLOWED_PATHS, CSS, HEAD, LiveRun
+from ui.predict_tab import build_predict_tab
+from ui.runs_tab import Hook, build_runs_tab
 from ui.supervisor import Supervisor
 from ui.train_tab import TrainTab
 
@@ -28,9 +30,21 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
     form = Form(list_gpus(), TrainConfig(data_dir=data_dir))
     with gr.Blocks(title="Parallel Trainer", fill_width=True, delete_cache=(3600, 86400)) as page:
         gr.HTML(_HEADER, elem_id="header")
-        with gr.Tabs(), gr.Tab("Train", id="train"):
-            train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
+        with gr.Tabs() as tabs:
+            with gr.Tab("Train", id="train"):
+                train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
+            with gr.Tab("Runs", id="runs") as runs_tab:
+                runs = build_runs_tab(curves, supervisor)
+            with gr.Tab("Predict", id="predict") as predict_tab:
+                predict = build_predict_tab(curves, runs_dir)
         train.wire(page)
+        to_train = gr.update(selected="train")
+        runs.wire(
+            runs_tab,
+            open_run=Hook(lambda run_id: [to_train, {"run": run_id}], [tabs, train.live]),
+            load_settings=Hook(lambda config: [to_train, *train.fill(config)], [tabs, *train.answer]),
+        )
+        predict.wire(predict_tab)
         publish(supervisor)
     page.queue(max_size=64, default_concurrency_limit=8)
     return page
@@ -43,7 +57,7 @@ def launch_options() -> dict[str, Any]:
             primary_hue="indigo", font=_FONTS, font_mono=["ui-monospace", "Consolas", "monospace"]
         ),
         "css": CSS,
-        "css_paths": Path(__file__).with_name("page.css"),
+        "css_paths": [Path(__file__).with_name(name) for name in ("page.css", "runs.css", "predict.css")],
         "head": HEAD,
         "allowed_paths": ALLOWED_PATHS,
         "footer_links": ["api", "settings"],

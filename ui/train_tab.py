@@ -80,8 +80,7 @@ class TrainTab:
 
     def wire(self, page: gr.Blocks) -> None:
         """Connect the events; called when the whole page is built."""
-        inputs = self.form.inputs
-        answer = [self.problem, self.meaning, self.command, self.preset, self.memory, *inputs]
+        inputs, answer = self.form.inputs, self.answer
         controls = [self.start, self.stop, self.elsewhere, self.more, self.more_epochs]
         gr.on(
             [widget.input for widget in inputs],
@@ -111,6 +110,15 @@ class TrainTab:
         self.attention.attention(self._on_attention, self.live, [self.live, *controls], **_QUIET)
 
     # What the settings mean
+
+    @property
+    def answer(self) -> list[Any]:
+        """Everything that depends on the form, in the order of `_answer`."""
+        return [self.problem, self.meaning, self.command, self.preset, self.memory, *self.form.inputs]
+
+    def fill(self, config: TrainConfig) -> list[Any]:
+        """Updates of `answer` that put `config` into the form."""
+        return self._answer({**self.form.defaults.model_dump(), **self.form.fitting(config.model_dump())}, FIELDS)
 
     def _answer(self, raw: Mapping[str, Any], fill: tuple[str, ...] = ()) -> list[Any]:
         """Everything that depends on the form: [problem, meaning, command, preset, memory, *widgets]."""

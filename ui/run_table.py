@@ -1,0 +1,129 @@
+"""All runs as a table in the page, kept up to date there by asking each two seconds for the rows that changed.
+
+The component's value is {"selected": [ids]}: set it to change the selection or just to make the page ask at once.
+Event `pick`: the selection changed, or a selected run has another state; data {runs: [ids]}, newest first.
+"""
+
+import json
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi.responses import Response
+
+from trainer.runs import Run, RunState, iter_runs
+
+HERE = Path(__file__).parent
+LISTED = 200
+FRESH = 0.5  # seconds for which one reading serves all browsers
+
+log = logging.getLogger(__name__)
+
+
+def run_table(runs_dir: Path, elem_id: str = "runs-table") -> Any:
+    """The component. It listens to nothing; connect its event with `.pick(...)`."""
+    table = RunRows(runs_dir)
+
+    def rows(request: Any) -> Response:
+        try:
+            reply = table.since(request if isinstance(request, dict) else {})
+        except Exception:
+            log.exception("the table of runs could not be made")
+            reply = {}
+        return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
+
+    return gr.HTML(
+        value={"selected": []},
+        elem_id=elem_id,
+        elem_classes=["curves"],  # for the colours of the states
+        html_template=(HERE / "run_table.html").read_text(),
+        js_on_load="\n".join((HERE / name).read_text() for name in ("run_head.js", "run_table.js")),
+        server_functions=[rows],
+        apply_default_css=False,
+    )
+
+
+class RunRows:
+    """The rows of a runs directory with the version at which each last changed. Thread-safe."""
+
+    def __init__(self, runs_dir: Path):
+        self.runs_dir = runs_dir
+        self._lock = threading.Lock()
+        self._states: dict[str, RunState] = {}
+        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}  # id -> (version, row)
+        self._order: list[str] = []
+        self._order_version = 0
+        self._version = 0
+        self._older = 0
+        self._read_at = 0.0
+        self._server = secrets.token_hex(4)  # another server counts versions anew
+
+    def since(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{version, server} -> {version, server, now, more, rows: changed ones, order: all ids if that changed}."""
+        seen = request.get("version") if request.get("server") == self._server else 0
+        seen = seen if type(seen) is int else 0
+        with self._lock:
+            if time.monotonic() - self._read_at > FRESH:
+                self._read()
+                self._read_at = time.monotonic()
+            reply: dict[str, Any] = {"version": self._version, "server": self._server, "now": round(time.time(), 1)}
+            reply["more"] = self._older
+            reply["rows"] = [row for version, row in map(self._rows.__getitem__, self._order) if version > seen]
+            if self._order_version > seen or not seen:
+                reply["order"] = self._order
+        return reply
+
+    def _read(self) -> None:
+        runs = list(iter_runs(self.runs_dir))
+        self._older = max(0, len(runs) - LISTED)
+        found = {run.id: row for run in runs[:LISTED] if (row := self._row(run)) is not None}
+        version = self._version + 1
+        for run_id, row in found.items():
+            if self._rows.get(run_id, (0, None))[1] != row:
+                self._rows[run_id] = version, row
+                self._version = version
+        if list(found) != self._order:
+            self._order, self._order_version, self._version = list(found), version, version
+            self._rows = {run_id: self._rows[run_id] for run_id in found}
+            self._states = {run_id: state for run_id, state in self._states.items() if run_id in found}
+
+    def _row(self, run: Run) -> dict[str, Any] | None:
+        """One run in figures; None if its settings cannot be read."""
+        state = self._states.setdefault(run.id, RunState(run))
+        try:
+            config = run.config()
+        except ValueError:
+            return None
+        state.update()
+        newest = max((state.end, state.evaluation, state.step), key=lambda event: event.get("time", 0))
+        started = state.process.get("started")
+        return {
+            "id": run.id,
+            "name": config.label or run.id,
+            "about": f"{config.model} on {config.dataset}, batch {config.batch_size:,}, lr {config.lr:g}",
+            "state": str(state.status),
+            "mode": config.parallel,
+            "devices": devices(state.start.get("devices"), config.devices),
+            "best": state.best_accuracy,
+            "speed": state.step.get("images_per_second"),
+            "epoch": state.step.get("epoch") or 0,
+            "epochs": config.epochs,
+            "started": started,
+            "ended": None if state.status.living else newest.get("time", started),
+        }
+
+
+def devices(names: Any, wished: str) -> str:
+    """As in '2 x NVIDIA H200'; what was asked for while it is not known what was got."""
+    if not isinstance(names, list) or not names:
+        return wished
+    plain = [
+        str(name).partition(" ")[2].partition(" ")[2] or str(name) if str(name).startswith("GPU ") else str(name)
+        for name in names
+    ]
+    kinds = dict.fromkeys(plain)
+    return ", ".join(f"{plain.count(kind)} x {kind}" if plain.count(kind) > 1 else kind for kind in kinds)
