@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import small_files
 from trainer.events import EventTail, EventWriter, read_events
 
 
