@@ -1,13 +1,14 @@
 """Shared by all tests: isolation from the machine, real processes that never outlive a test, one Chromium."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -48,6 +49,19 @@ def await_true(condition: Callable[[], object], seconds: float = 60, what: str =
         time.sleep(0.05)
 
 
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as on a disk without room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 @pytest.fixture
 def start_process() -> Iterator[Callable[..., subprocess.Popen]]:
     """Start programs in sessions of their own; whatever they leave behind is killed, by pid, after the test."""
@@ -76,6 +90,23 @@ def start_process() -> Iterator[Callable[..., subprocess.Popen]]:
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream:
                 stream.close()
+
+
+@pytest.fixture
+def actor(start_process) -> Callable:
+    """Start a process that says these words (tests/programs/actor.py) about a run; with `leave`, wait for its end."""
+
+    def act(run, *words: str, leave: bool = False) -> subprocess.Popen:
+        program = ROOT / "tests" / "programs" / "actor.py"
+        pipe = subprocess.PIPE
+        process = start_process(sys.executable, program, run.path, *words, stdin=pipe, stdout=pipe)
+        assert process.stdout.readline() == "ready\n"
+        if leave:
+            process.stdin.close()
+            assert process.wait(30) == 0
+        return process
+
+    return act
 
 
 @pytest.fixture

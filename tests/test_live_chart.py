@@ -71,10 +71,12 @@ def shared_server(tmp_path_factory) -> Iterator[tuple[Path, str]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command(runs_dir, port), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/"
-    await_true(lambda: answers(url), 90, "the page")
-    yield runs_dir, url
-    process.terminate()
-    process.wait(20)
+    try:
+        await_true(lambda: answers(url), 90, "the page")
+        yield runs_dir, url
+    finally:
+        process.kill()
+        process.wait(20)
 
 
 @pytest.fixture
@@ -136,6 +138,8 @@ def test_points_arrive_and_the_reader_keeps_zoom_and_hidden_curves(script, url, 
     page.goto(url)
     await_points(page, 50)
     assert word(page) == "Running"
+    buttons = page.locator(f"{CHART} .modebar-btn").evaluate_all("buttons => buttons.map((b) => b.dataset.title)")
+    assert buttons == ["Download plot as a PNG", "Zoom", "Pan", "Autoscale"], "none uploads the chart"
     assert page.locator("#live .run-facts").inner_text().split("\n")[-1] == "43.21 %"
     zoomed = drag_zoom(page)
     assert zoomed[0] > 50

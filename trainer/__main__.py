@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import ValidationError
 
-from trainer.config import PRESETS, ConfigError, TrainConfig, config_error
+from trainer.config import PRESETS, ConfigError
+from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
+from trainer.flags import flags, preset_of, settings
+from trainer.placement import place
 from trainer.runs import Run, RunError, list_runs, open_run
 
 COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
@@ -22,7 +24,7 @@ Which = Annotated[Literal["best", "last"], tyro.conf.arg(help="which checkpoint"
 
 def main(argv: list[str]) -> int:
     commands = {
-        "train": _train_command(_preset_of(argv)),
+        "train": _train_command(preset_of(argv)),
         "resume": resume,
         "stop": stop,
         "list": list_,
@@ -34,8 +36,6 @@ def main(argv: list[str]) -> int:
         return tyro.extras.subcommand_cli_from_dict(
             commands, args=argv, prog="python -m trainer", sort_subcommands=False
         )
-    except ValidationError as error:
-        return _refuse(config_error(error))
     except (ConfigError, RunError) as error:
         return _refuse(error)
 
@@ -45,32 +45,27 @@ def _refuse(error: Exception) -> int:
     return BAD_ARGUMENTS
 
 
-def _preset_of(argv: list[str]) -> str:
-    """The preset gives the defaults of all other flags, so it is looked up before they are read."""
-    for index, word in enumerate(argv):
-        name = word.removeprefix("--preset=") if word.startswith("--preset=") else None
-        if word == "--preset" and index + 1 < len(argv):
-            name = argv[index + 1]
-        if name in PRESETS:
-            return name
-    return "tutorial"
-
-
 def _train_command(preset_name: str):
-    Preset = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
+    preset_flag = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
+    base = PRESETS[preset_name]
+    main_flags, optimisation_flags, more_flags = flags("main", base), flags("optimisation", base), flags("run", base)
 
     def train(
-        config: tyro.conf.OmitArgPrefixes[TrainConfig] = PRESETS[preset_name],
-        preset: Annotated[Preset, tyro.conf.arg(help="where the settings start from")] = preset_name,  # type: ignore[valid-type]
-        run: Annotated[Path | None, tyro.conf.arg(help="train this run directory with its own settings")] = None,
+        preset: Annotated[preset_flag, tyro.conf.arg(help="where the settings start from")] = preset_name,  # type: ignore[valid-type]
+        run: Annotated[str, tyro.conf.arg(metavar="DIR", help="train this run directory with its own settings")] = "",
         runs_dir: RunsDir = Path("runs"),
+        main: tyro.conf.OmitArgPrefixes[Any] = main_flags,
+        optimisation: tyro.conf.OmitArgPrefixes[Any] = optimisation_flags,
+        more: tyro.conf.OmitArgPrefixes[Any] = more_flags,
     ) -> int:
         """Train a network; prints the run directory first."""
-        if run is None:
+        config = settings(main, optimisation, more)
+        if not run:
+            place(config, list_gpus(), cpu_cores(), cpu_has_bf16())  # refused before there is a run
             return _train(Run.create(runs_dir, config))
         if config != PRESETS["tutorial"]:
             raise ConfigError({"run": "a run has its own settings in its config.json; give no others beside --run"})
-        return _train(open_run(runs_dir, str(run)))
+        return _train(open_run(runs_dir, run))
 
     return train
 
@@ -190,6 +185,8 @@ def predict(
     json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Say what is on pictures. A picture that cannot be read has its reason in its place."""
+    if not images:
+        raise RunError("give one picture or more")
     opened = open_run(runs_dir, run)
     from trainer.predict import load_predictor, predict_files
 

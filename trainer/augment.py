@@ -66,9 +66,12 @@ def crop_flip(pixels: Tensor, plan: EpochPlan, size: int = 32) -> Tensor:
 
 
 def cutout(images: Tensor, plan: EpochPlan) -> Tensor:
-    """Set an 8x8 square of each normalised (b, 3, h, w) picture to 0, the mean colour; squares may hang over."""
+    """Set an 8x8 square of each normalised (b, 3, h, w) picture to 0, the mean colour; squares may hang over.
+
+    In place: it keeps channels_last, which a masked copy would lose.
+    """
     height, width = images.shape[2:]
     rows = torch.arange(height, device=images.device) - plan.hole[:, :1] + HOLE // 2
     columns = torch.arange(width, device=images.device) - plan.hole[:, 1:] + HOLE // 2
     inside = ((rows >= 0) & (rows < HOLE))[:, :, None] & ((columns >= 0) & (columns < HOLE))[:, None, :]
-    return images.masked_fill(inside[:, None], 0)
+    return images.masked_fill_(inside[:, None], 0)

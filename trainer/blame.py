@@ -26,33 +26,32 @@ def find_blame(run: Run, error: Exception | None) -> Blame:
     if own:
         culprit = min(own, key=lambda r: r["error"]["time"])
         failure = culprit["error"]
-        return _blame(culprit, f"{failure['type']}: {_first_line(failure['message'])}")
+        return _blame(culprit, f": {failure['type']}: {_first_line(failure['message'])}")
     signal_name = getattr(error, "signal_name", None)
     exit_code = getattr(error, "exit_code", None)
     died = getattr(error, "error_index", None)
     record = next((r for r in records if r["rank"] == died), {"rank": died or 0, "step": 0})
     if signal_name and signal_name != signal.SIGTERM.name:
         hint = ", often a sign that the memory ran out: try a smaller batch" if signal_name == "SIGKILL" else ""
-        return _blame(record, f"was killed by {signal_name}{hint}")
+        return _blame(record, f" was killed by {signal_name}", hint)
     if exit_code and not signal_name:
-        return _blame(record, f"ended with exit code {exit_code}")
+        return _blame(record, f" ended with exit code {exit_code}")
     left = [r for r in records if "error" not in r and "done" not in r]
     if left:
         silent = min(left, key=lambda r: r["heartbeat"])
         if any("error" in r for r in records):
-            return _blame(silent, "stopped answering the other ranks")
-        return _blame(silent, "ended without finishing its work")
+            return _blame(silent, " stopped answering the other ranks")
+        return _blame(silent, " ended without finishing its work")
     if records:
         silent = min(records, key=lambda r: r["heartbeat"])
-        return _blame(silent, "lost the connection to the other ranks")
+        return _blame(silent, " lost the connection to the other ranks")
     return Blame(f"the ranks could not be started: {error}", 0, 0)
 
 
-def _blame(record: dict[str, Any], what: str) -> Blame:
+def _blame(record: dict[str, Any], what: str, hint: str = "") -> Blame:
     step = int(record.get("step", 0))
     where = f" at step {step}" if step else " before its first step"
-    separator = ": " if ": " in what else " "
-    return Blame(f"Rank {record['rank']}{separator}{what}{where}", int(record["rank"]), step)
+    return Blame(f"Rank {record['rank']}{what}{where}{hint}", int(record["rank"]), step)
 
 
 def _first_line(text: str) -> str:

@@ -30,7 +30,14 @@ def _option(default: Any, title: str, description: str, group: Group, **bounds: 
 class TrainConfig(BaseModel):
     """The settings of one run. Frozen; unknown keys, NaN and wrong types are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        str_strip_whitespace=True,
+    )
 
     dataset: Literal["cifar10", "images", "shapes"] = _option(
         "cifar10",
@@ -155,12 +162,11 @@ class TrainConfig(BaseModel):
     def _printable(cls, value: str) -> str:
         if not value.isprintable():
             raise ValueError("holds characters that cannot be shown")
-        return value.strip()
+        return value
 
     @field_validator("devices")
     @classmethod
     def _device_list(cls, value: str) -> str:
-        value = value.strip()
         if value in ("auto", "cpu"):
             return value
         numbers = [part.strip() for part in value.split(",")]
@@ -198,7 +204,7 @@ class TrainConfig(BaseModel):
         """Raises ConfigError if `text` is not one JSON object with valid settings."""
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError({"config": f"is not JSON ({error})"}) from None
         if not isinstance(values, dict):
             raise ConfigError({"config": "is not a JSON object"})
@@ -302,7 +308,7 @@ def to_argv(config: TrainConfig) -> list[str]:
         if isinstance(value, bool):
             argv.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            argv += [f"--{flag}", str(value)]
+            argv += [f"--{flag}={value}"] if str(value).startswith("-") else [f"--{flag}", str(value)]
     return argv
 
 

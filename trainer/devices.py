@@ -62,7 +62,10 @@ def list_gpus() -> list[Gpu]:
 
 
 def visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
-    """Apply CUDA_VISIBLE_DEVICES: numbers or UUIDs (or their beginnings); everything after an unknown one is hidden."""
+    """Apply CUDA_VISIBLE_DEVICES: numbers or UUIDs (or their beginnings).
+
+    As CUDA does, hides everything after an unknown one, and everything at all if one is named twice.
+    """
     if setting is None:
         return gpus
     chosen: list[Gpu] = []
@@ -70,6 +73,8 @@ def visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
         match = [g for g in gpus if part and (part == str(g.index) or g.uuid.startswith(part))]
         if len(match) != 1:
             break
+        if match[0] in chosen:
+            return []
         chosen += match
     return chosen
 

@@ -7,13 +7,15 @@ grad_norm}, `eval` {step, epoch, loss, accuracy, count}, `checkpoint` {step, pat
 another `start`, whose `step` tells where it goes on: earlier `step` and `eval` events beyond it are superseded.
 """
 
+import errno
 import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from trainer.log import STDERR, say
 
 VERSION = 1
 Event = dict[str, Any]
@@ -41,7 +43,7 @@ class EventWriter:
             self._complained = False
         except OSError as error:
             if not self._complained:
-                print(f"warning: cannot write {self.path}: {error}", file=sys.stderr, flush=True)
+                say(f"warning: cannot write {self.path}: {error}", STDERR)
             self._complained = True
 
     def _append(self, data: bytes) -> None:
@@ -50,7 +52,8 @@ class EventWriter:
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":  # a killed writer or a full disk tore the last line
             data = b"\n" + data
-        os.write(self._fd, data)
+        if os.write(self._fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         if self._fd is not None:
@@ -95,7 +98,7 @@ class EventTail:
 def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
 

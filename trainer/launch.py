@@ -18,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.datasets.prepare import Prepared, open_prepared, prepare
 from trainer.devices import cpu_cores, cpu_has_bf16, cpu_name, list_gpus
 from trainer.events import EventWriter
+from trainer.log import say
 from trainer.loop import Outcome, train
 from trainer.models import num_parameters
 from trainer.parallel import TIMEOUT, Worker
@@ -47,10 +48,10 @@ def launch(run: Run) -> Outcome:
             outcome = Outcome("stopped", blame.step)  # it was being stopped: a rank killed meanwhile is no failure
         else:
             events.write("end", status="failed", error=str(blame), rank=blame.rank, step=blame.step)
-            print(f"failed: {blame}", flush=True)
+            say(f"failed: {blame}")
             return Outcome("failed", blame.step, str(blame))
     events.write("end", status=outcome.status, error=outcome.error or None, rank=None, step=outcome.step)
-    print(f"{outcome.status} at step {outcome.step}{': ' + outcome.error if outcome.error else ''}", flush=True)
+    say(f"{outcome.status} at step {outcome.step}{': ' + outcome.error if outcome.error else ''}")
     return outcome
 
 
@@ -59,7 +60,7 @@ def _train(run: Run, events: EventWriter) -> Outcome:
     placement = place(config, list_gpus(), cpu_cores(), cpu_has_bf16())
     for text in placement.warnings:
         events.write("warning", text=text)
-        print(text, flush=True)
+        say(text)
     prepared = _prepare(config, events, run.stop_path)
     pin(placement)
     if placement.world_size > 1:
@@ -83,12 +84,12 @@ def _prepare(config: TrainConfig, events: EventWriter, stop_path: Path) -> Prepa
         if time.monotonic() - last >= 0.5:
             last = time.monotonic()
             events.write("progress", text=text)
-            print(text, flush=True)
+            say(text)
 
     prepared = prepare(config, progress)
     for text in prepared.notes:
         events.write("warning", text=text)
-        print(text, flush=True)
+        say(text)
     events.write("progress", text="Starting")
     return prepared
 
@@ -203,7 +204,7 @@ class StopOnSignal:
     def _handle(self, *_: object) -> None:
         if self.run.stop_path.exists():
             raise KeyboardInterrupt
-        print("stopping: saving a checkpoint; once more to stop at once", flush=True)
+        say("stopping: saving a checkpoint; once more to stop at once")
         self.run.ask_to_stop()
 
 
@@ -213,6 +214,6 @@ def _last_step(run: Run) -> int:
 
 def _own_failure(run: Run, error: Exception) -> Blame:
     if not isinstance(error, ValueError):  # a ValueError is a sentence for the user; anything else needs its trace
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)))
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return Blame(f"{kind}{error}", rank=0, step=_last_step(run))

@@ -4,8 +4,16 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+STDOUT, STDERR = 1, 2
+
+
+def say(text: str, descriptor: int = STDOUT) -> None:
+    """Print a line at once. A closed terminal or a full disk under the log must not end the run, as print() would."""
+    with suppress(OSError):
+        os.write(descriptor, f"{text}\n".encode(errors="replace"))
 
 
 @contextmanager

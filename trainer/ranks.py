@@ -24,7 +24,6 @@ class RankRecord:
         self._write()
 
     def _write(self) -> None:
-
         self._last = time.monotonic()
         self.values["heartbeat"] = time.time()
         with suppress(OSError):  # a full disk must not end the training

@@ -55,18 +55,24 @@ class RunStatus(StrEnum):
         return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
 
 
+_FINAL = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.DIVERGED)  # what an `end` event may say
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` as a whole: a reader sees the old text or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it is missing, torn or something else."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -169,14 +175,16 @@ class Run:
             "versions": _versions(),
         }
         draft = self.path / f".process.{os.getpid()}"
-        draft.write_text(json.dumps(record, indent=1))
         try:
+            draft.write_text(json.dumps(record, indent=1))
             os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
         except FileExistsError:
             owner = self.process() or {}
             raise RunError(f"{self.id} was already started, by process {owner.get('pid')}") from None
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written: {error.strerror}") from None
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
 
     def requeue(self) -> None:
         """Make a run that has ended startable again; it goes on from its last checkpoint."""
@@ -184,6 +192,8 @@ class Run:
             raise RunError(f"{self.id} is running")
         shutil.rmtree(self.ranks_path, ignore_errors=True)
         self.stop_path.unlink(missing_ok=True)
+        for torso in self.path.glob(".*.pt.*"):  # what a process that was killed had begun to write
+            torso.unlink()
         # In this order: a reader in between must not take the earlier launch for the one at work.
         self.launch_path.unlink(missing_ok=True)
         (self.path / "process.json").unlink(missing_ok=True)
@@ -305,10 +315,8 @@ class RunState:
             return RunStatus.QUEUED
         mine = self.process.get("events_offset", 0)
         if self._positions["end"] >= mine:
-            try:
-                return RunStatus(self.end.get("status", ""))
-            except ValueError:
-                return RunStatus.INTERRUPTED
+            said = self.end.get("status")
+            return RunStatus(said) if said in _FINAL else RunStatus.INTERRUPTED
         if not is_alive:
             return RunStatus.INTERRUPTED
         if self.run.stop_path.exists():
@@ -373,8 +381,8 @@ def open_run(runs_dir: Path, reference: str) -> Run:
         if newest is None:
             raise RunError(f"there is no run in {runs_dir} yet")
         return newest
-    path = runs_dir / reference if RUN_ID.fullmatch(reference) else Path(reference)
-    if not (path / "config.json").is_file():
+    path = runs_dir / reference if RUN_ID.fullmatch(reference) else Path(os.path.abspath(reference))
+    if not reference or not os.path.isfile(path / "config.json"):  # Path.is_file raises for a name that is too long
         raise RunError(f"there is no run {reference!r} in {runs_dir}")
     return Run(path)
 

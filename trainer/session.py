@@ -13,6 +13,7 @@ from trainer.data import TestSet, TrainSet, to_tensor
 from trainer.datasets.prepare import Prepared
 from trainer.devices import cpu_has_bf16
 from trainer.events import EventWriter
+from trainer.log import say
 from trainer.models import build_model
 from trainer.parallel import Worker, wrap
 from trainer.ranks import RankRecord
@@ -58,7 +59,7 @@ class Session:
 
     def say(self, text: str) -> None:
         if self.worker.is_main:
-            print(text, flush=True)
+            say(text)
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype | None:

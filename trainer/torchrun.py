@@ -10,6 +10,7 @@ from trainer.datasets.prepare import prepare
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.events import EventWriter
 from trainer.launch import StopOnSignal, pin, run_rank
+from trainer.log import say
 from trainer.loop import Outcome
 from trainer.parallel import TIMEOUT
 from trainer.placement import Placement, place
@@ -29,7 +30,7 @@ def join_group(run: Run) -> Outcome:
     placement = _placement(run)
     if rank == 0:
         run.claim()
-        print(run.path, flush=True)
+        say(str(run.path))
     pin(placement)
     record = RankRecord(run, rank)
     events = EventWriter(run.events_path) if rank == 0 else None

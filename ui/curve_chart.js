@@ -30,6 +30,7 @@ function createChart(div, isComparison) {
   const view = { x: 'step', smooth: isComparison ? 'strong' : 'light', log: false, lr: false };
   const runs = new Map(); // id -> {name, points, tests}
   const style = getComputedStyle(div);
+  const isNarrow = () => div.clientWidth < 520; // px
   const css = (name) => style.getPropertyValue(name).trim();
 
   const parts = isComparison ? ['smooth', 'accuracy'] : ['loss', 'smooth', 'test', 'bad', 'accuracy', 'lr'];
@@ -109,7 +110,7 @@ function createChart(div, isComparison) {
   }
 
   function layout() {
-    const narrow = div.clientWidth < 520;
+    const narrow = isNarrow();
     return {
       uirevision: 'kept', hovermode: 'x unified', hoversubplots: 'axis', showlegend: true,
       // A finger that drags over the chart scrolls the page.
@@ -120,7 +121,9 @@ function createChart(div, isComparison) {
       legend: { orientation: 'h', x: 0, y: 1.01, yanchor: 'bottom', bgcolor: 'rgba(0,0,0,0)', itemwidth: 30 },
       hoverlabel: { bgcolor: css('--background-fill-primary'), bordercolor: css('--border-color-primary') },
       modebar: { bgcolor: 'rgba(0,0,0,0)', color: css('--run-soft'), activecolor: css('--curve-smooth') },
-      xaxis: axis(X_TITLES[view.x], { anchor: 'y2', nticks: narrow ? 5 : 10 }),
+      xaxis: axis(X_TITLES[view.x], {
+        anchor: 'y2', unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x}` }, nticks: narrow ? 5 : 10,
+      }),
       yaxis: axis('Loss', { domain: [0.4, 1], type: view.log ? 'log' : 'linear', nticks: 6, ...(view.log ? logTicks() : {}) }),
       yaxis2: axis(narrow ? 'Accuracy (%)' : 'Test accuracy (%)', { domain: [0, 0.33], nticks: 4 }),
       yaxis3: axis('Learning rate', {
@@ -142,7 +145,8 @@ function createChart(div, isComparison) {
     }
     return P.react(div, traces(), next, {
       displaylogo: false, doubleClick: 'autosize',
-      modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d'],
+      // Named one by one: Plotly's own set has a button that uploads the chart to a company's server.
+      modeBarButtons: [['toImage', 'zoom2d', 'pan2d', 'autoScale2d']], plotlyServerURL: '',
     });
   }
 
@@ -213,7 +217,13 @@ function createChart(div, isComparison) {
   }
 
   draw();
-  new ResizeObserver(() => { if (div.offsetWidth > 0) P.Plots.resize(div); }).observe(div);
+  let wasNarrow = isNarrow();
+  new ResizeObserver(async () => {
+    if (div.offsetWidth === 0) return; // behind another tab
+    if (isNarrow() !== wasNarrow) await draw();
+    wasNarrow = isNarrow();
+    P.Plots.resize(div);
+  }).observe(div);
   new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ['class'] });
   return { view, set, keep, take, count: (id) => runs.get(id)?.points.step.length ?? 0 };
 }

@@ -1,0 +1,117 @@
+"""Prediction gives what evaluation counted, from any checkpoint, and a sentence where it cannot."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors import safe_open
+
+from trainer.checkpoint import CheckpointError
+from trainer.config import TrainConfig
+from trainer.datasets.prepare import prepare
+from trainer.launch import launch
+from trainer.models import build_model
+from trainer.predict import evaluate_run, export_run, load_predictor
+from trainer.runs import Run
+
+NUM_PICTURES = 200
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A network that tells noise with a tint of red, green or blue apart, often but not always."""
+    root = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 90), ("test", NUM_PICTURES)):
+        for index in range(count):
+            colour = index % 3
+            pixels = draw.integers(0, 200, (32, 32, 3))
+            pixels[:, :, colour] += draw.integers(0, 56)
+            folder = root / part / ("red", "green", "blue")[colour]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:03}.png")
+    settings = TrainConfig(dataset="images", data_dir=str(root), epochs=6, batch_size=10, lr=0.03, augment="none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PARALLEL_TRAINER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OMP_NUM_THREADS", "1")  # training sets it; the patch puts it back
+        run = Run.create(tmp_path_factory.mktemp("runs"), settings)
+        run.claim()
+        assert launch(run).status == "completed"
+    return run
+
+
+def test_pictures_saved_as_png_get_one_by_one_the_answers_that_evaluation_counts(trained: Run, tmp_path: Path, trainer):
+    prepared = prepare(trained.config(), lambda text: None)
+    files = [tmp_path / f"{index}.png" for index in range(NUM_PICTURES)]
+    for pixels, file in zip(prepared.test_images, files, strict=True):
+        Image.fromarray(pixels).save(file)
+    counted = evaluate_run(trained)
+    assert counted["count"] == NUM_PICTURES
+    assert len(set(counted["answers"])) == 3  # a network that always says the same would pass otherwise
+
+    done = trainer("predict", str(trained.path), *map(str, files), "--json")
+    results = json.loads(done.stdout)
+    assert [result["file"] for result in results] == [str(file) for file in files]
+    assert not [result for result in results if result["error"]]
+    assert [result["label"] for result in results] == [prepared.classes[answer] for answer in counted["answers"]]
+
+
+def test_probabilities_cover_all_classes_and_add_up(trained: Run):
+    predictor = load_predictor(trained, "last")
+    rows = predictor.predict(np.zeros((3, 32, 32, 3), dtype=np.uint8))
+    assert rows.shape == (3, 3)
+    assert np.allclose(rows.sum(1), 1)
+
+
+def test_a_file_that_is_no_picture_gets_a_sentence_and_the_others_an_answer(trained: Run, tmp_path: Path, trainer):
+    (tmp_path / "text.png").write_text("no picture")
+    Image.new("RGBA", (60, 40), "red").save(tmp_path / "red.png")
+    names = [str(tmp_path / name) for name in ("text.png", "red.png", "missing.png")]
+    done = trainer("predict", str(trained.path), *names, "--json")
+    text, red, missing = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert text["error"]
+    assert text["label"] is None
+    assert red["error"] is None
+    assert red["label"] in load_predictor(trained).classes
+    assert "missing.png" in missing["error"]
+
+
+def test_a_run_without_a_checkpoint_says_when_there_will_be_one(runs_dir: Path):
+    run = Run.create(runs_dir, TrainConfig())
+    with pytest.raises(CheckpointError, match="after the first epoch"):
+        load_predictor(run, "best")
+
+
+def test_a_checkpoint_of_another_network_is_refused(trained: Run, runs_dir: Path):
+    from trainer import checkpoint
+
+    state = checkpoint.load(trained.checkpoint_path("best"))
+    run = Run.create(runs_dir, trained.config())
+    checkpoint.save(run.checkpoint_path("best"), {**state, "model": build_model("resnet9", 3).state_dict()})
+    with pytest.raises(CheckpointError, match=r"best\.pt does not fit"):
+        load_predictor(run, "best")
+
+
+def test_a_damaged_checkpoint_is_refused(trained: Run, runs_dir: Path):
+    run = Run.create(runs_dir, trained.config())
+    shutil.copy(trained.checkpoint_path("best"), run.path)
+    shutil.copy(trained.path / "best.pt.sha256", run.path)
+    data = bytearray(run.checkpoint_path("best").read_bytes())
+    data[len(data) // 2] ^= 1
+    run.checkpoint_path("best").write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_predictor(run, "best")
+
+
+def test_exported_weights_carry_what_is_needed_to_use_them(trained: Run, tmp_path: Path):
+    export_run(trained, "best", tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        header = file.metadata()
+        assert set(file.keys()) == set(build_model("tutorial", 3).state_dict())
+    assert header["model"] == "tutorial"
+    assert sorted(json.loads(header["classes"])) == ["blue", "green", "red"]
+    assert set(json.loads(header["normalise"])) == {"mean", "std"}
