@@ -234,7 +234,7 @@ def test_a_completed_run_is_not_resumed_without_more_to_do(capfd, runs_dir: Path
     (run.path / "process.json").write_text(json.dumps({**record, "events_offset": 0}))
     code, _, err = run_main(capfd, "resume", run.id, "--runs-dir", runs_dir)
     assert code == 2
-    assert "give more epochs" in err
+    assert "is not more than" in err
 
 
 def test_stopping_what_has_ended_says_how_it_ended(capfd, trained):

@@ -164,7 +164,7 @@ def completed(run: Run, epochs: float) -> Run:
 
 def test_a_completed_run_is_resumed_only_to_more_epochs(run: Run):
     completed(run, run.config().epochs)
-    with pytest.raises(RunError, match="give more epochs"):
+    with pytest.raises(ConfigError, match="10 is not more than the 10"):
         run.prepare_resume()
     run.prepare_resume(epochs=20)
     assert run.state().status == "queued"

@@ -13,7 +13,7 @@ from tests.conftest import await_true
 from tests.page import Server, serve
 from trainer.config import TrainConfig
 from trainer.runs import Run, event_writer
-from ui.run_actions import TEACHING, RunActions, ids_of, suggested_epochs
+from ui.run_actions import TEACHING, RunActions, ids_of
 from ui.run_table import RunRows, devices
 from ui.supervisor import Supervisor
 
@@ -157,7 +157,7 @@ def test_a_living_run_is_never_deleted(actions, runs_dir):
 
 def test_training_on_prefills_the_rest_or_as_much_again_and_words_a_refusal(actions, runs_dir):
     done, cut = make_run(runs_dir), make_run(runs_dir, None, epochs=10)
-    assert (suggested_epochs(done), suggested_epochs(cut)) == (6, 10)
+    assert (done.state().suggested_epochs(), cut.state().suggested_epochs()) == (6, 10)
     for bad in (3, None, 2.5, "x"):
         assert "Not done" in words(actions.resume(value(done), bad)[1:])
     assert done.config().epochs == 3

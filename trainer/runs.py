@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrainConfig
+from trainer.config import ConfigError, TrainConfig
 from trainer.events import Event, EventTail, EventWriter
 from trainer.processes import Identity, alive, identity
 
@@ -201,16 +201,17 @@ class Run:
     def prepare_resume(self, epochs: int = 0) -> None:
         """Requeue an ended run, to train to `epochs` epochs in all (0: as many as it has).
 
-        Raises RunError if it is running or has nothing left to do, ConfigError if `epochs` is not valid.
+        Raises RunError if it is running, ConfigError if `epochs` is not valid or is done already.
         """
-        config, state = self.config(), self.state()
+        old, state = self.config(), self.state()
         if state.status.living:
             raise RunError(f"{self.id} is running")
-        config = config.changed(epochs=epochs or config.epochs)
-        done = state.step.get("epoch", 0)
-        if state.status == RunStatus.COMPLETED and done >= config.epochs:
-            raise RunError(f"{self.id} has done {done:g} of {config.epochs} epochs: give more epochs to go on")
-        if config != self.config():
+        config = old.changed(epochs=epochs if epochs != 0 else old.epochs)
+        if config.epochs <= state.epoch:
+            raise ConfigError(
+                {"epochs": f"{config.epochs} is not more than the {state.epoch:g} that {self.id} has done already"}
+            )
+        if config != old:
             self.write_config(config)
         self.requeue()
 
@@ -322,6 +323,16 @@ class RunState:
         if self.run.stop_path.exists():
             return RunStatus.STOPPING
         return RunStatus.RUNNING if self._positions["start"] >= mine else RunStatus.STARTING
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that lie behind the run, with the part of the one under way."""
+        return max(float(event.get("epoch") or 0) for event in (self.step, self.evaluation))
+
+    def suggested_epochs(self) -> int:
+        """How far to go when it is resumed: the rest of a run that was cut short, as much again for a done one."""
+        epochs = self.run.config().epochs
+        return epochs if self.epoch < epochs else 2 * epochs
 
     @property
     def error(self) -> str:

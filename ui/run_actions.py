@@ -13,7 +13,7 @@ import gradio as gr
 from trainer.config import ConfigError, TrainConfig
 from trainer.runs import RUN_ID, Run, RunError, RunStatus
 from ui.run_table import LISTED
-from ui.supervisor import Supervisor, epochs_done
+from ui.supervisor import Supervisor
 
 TEACHING = "Select a run to open it, train it on, rename or delete it. Select several to compare their curves."
 
@@ -56,7 +56,7 @@ class RunActions:
             gr.update(visible=one is not None and one.status.living, interactive=bool(one and _can_stop(one.status))),
             gr.update(visible=are_deletable, value=f"Delete {len(runs)} runs" if len(runs) > 1 else "Delete"),
             gr.update(visible=can_resume),
-            gr.update(value=suggested_epochs(one.run)) if one and can_resume else gr.skip(),
+            gr.update(value=one.suggested_epochs()) if one and can_resume else gr.skip(),
             gr.update(visible=config is not None),
             gr.update(value=config.label) if config else gr.skip(),
             gr.update(visible=False),
@@ -122,12 +122,6 @@ class RunActions:
             f"Not deleted: {'; '.join(problems)}." if problems else f"Deleted {count} run{'s' if count != 1 else ''}."
         )
         return [{"runs": left}, selection(left), *self.show(left, note, bool(problems))]
-
-
-def suggested_epochs(run: Run) -> int:
-    """The rest of a run that was cut short; as much again for one that was done."""
-    epochs = run.config().epochs
-    return epochs if epochs_done(run) < epochs else 2 * epochs
 
 
 def ids_of(value: Any) -> list[str]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.config import ConfigError, TrainConfig
+from trainer.config import TrainConfig
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.events import EventWriter
 from trainer.placement import Placement, place
@@ -91,14 +91,8 @@ class Supervisor:
         run = self.run(run_id)
         with self._lock():
             self._refuse_if_living()
-            config = run.config().changed(epochs=epochs)
-            done = epochs_done(run)
-            if config.epochs <= done:
-                raise ConfigError(
-                    {"epochs": f"{config.epochs} is not more than the {done:g} that {run.id} has done already"}
-                )
-            placement(config)
-            run.prepare_resume(config.epochs)
+            placement(run.config().changed(epochs=epochs))
+            run.prepare_resume(epochs)
             self._launch(run)
         return run
 
@@ -179,12 +173,6 @@ class Supervisor:
                 return
             reason = last_line(run.log_path, log_offset) or f"exit code {code}"
             _write_end(run, f"The trainer did not start: {reason}")
-
-
-def epochs_done(run: Run) -> float:
-    """Epochs that lie behind a run, as its newest events say; 0.0 for one that never began."""
-    state = run.state()
-    return max(float(event.get("epoch") or 0) for event in (state.step, state.evaluation))
 
 
 def last_line(path: Path, offset: int = 0) -> str:

@@ -15,7 +15,7 @@ from ui import widgets
 from ui.first_visit import FirstVisit
 from ui.form import CUSTOM, FIELDS, Form, parse, preset_of, recipe, summary
 from ui.meaning import explain, refusal, shell
-from ui.supervisor import Supervisor, epochs_done
+from ui.supervisor import Supervisor
 
 # Fixed, so that what a browser remembers outlives a restart of the server. It is no secret: settings only.
 MEMORY = {"storage_key": "parallel-trainer-form-1", "secret": "parallel-trainer-form-1"}
@@ -225,7 +225,7 @@ class TrainTab:
         is_stopping = living is not None and living.stop_path.exists()
         shown = _shown(live)
         ended = self._ended(shown) if living is None else None
-        suggestion = gr.skip() if ended is None else gr.update(value=_more_epochs(ended))
+        suggestion = gr.skip() if ended is None else gr.update(value=ended.state().suggested_epochs())
         return [
             gr.update(interactive=living is None),
             gr.update(
@@ -246,12 +246,6 @@ class TrainTab:
             return None
         has_ended = not run.state().status.living and run.state().status != RunStatus.QUEUED
         return run if has_ended and run.checkpoint_path("last").exists() else None
-
-
-def _more_epochs(run: Run) -> int:
-    """The rest of a run that was cut short; as much again for one that was done."""
-    epochs = run.config().epochs
-    return epochs if epochs_done(run) < epochs else 2 * epochs
 
 
 def _shown(live: Any) -> str | None:
