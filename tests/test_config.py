@@ -9,6 +9,7 @@ import pytest
 
 import trainer.__main__ as command_line
 from trainer.config import PRESET_NOTES, PRESETS, ConfigError, TrainConfig, choices, closest_preset, group, to_argv
+from trainer.devices import Gpu
 
 FIELDS = TrainConfig.model_fields
 NUMBERS = [name for name, field in FIELDS.items() if field.annotation in (int, float)]
@@ -153,6 +154,8 @@ def test_json_that_is_no_object_of_settings_is_refused(text: str):
 @pytest.mark.parametrize("config", [*PRESETS.values(), *ODD.values()], ids=[*PRESETS, *ODD])
 def test_the_command_line_gives_back_the_same_settings(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     created: list[TrainConfig] = []
+    gpus = [Gpu(index, f"GPU-{index}", "H200", 2**37, 2**36) for index in range(4)]
+    monkeypatch.setattr(command_line, "list_gpus", lambda: gpus)
     monkeypatch.setattr(command_line, "_train", lambda run: created.append(run.config()))
     command_line.main(["train", *to_argv(config)])
     assert created == [config]
