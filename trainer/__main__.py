@@ -60,6 +60,8 @@ def _train_command(preset_name: str):
     ) -> int:
         """Train a network; prints the run directory first."""
         config = settings(main, optimisation, more)
+        if not run and "RANK" in os.environ:  # each rank of torchrun would make a run of its own
+            raise ConfigError({"run": "is missing: torchrun trains a run that exists, as in train --run runs/<id>"})
         if not run:
             place(config, list_gpus(), cpu_cores(), cpu_has_bf16())  # refused before there is a run
             return _train(Run.create(runs_dir, config))

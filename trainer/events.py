@@ -19,6 +19,7 @@ from trainer.log import STDERR, say
 
 VERSION = 1
 Event = dict[str, Any]
+NUMBERS = ("time", "step", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm", "count")
 
 
 def _finite(fields: Event) -> Event:
@@ -100,7 +101,9 @@ def _parse(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+        return None
+    return event if all(isinstance(event.get(key), int | float | None) for key in NUMBERS) else None
 
 
 def read_events(path: Path) -> list[Event]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -43,6 +44,13 @@ def start_of(pid: int) -> str | None:
 def identity(pid: int) -> Identity | None:
     start = start_of(pid)
     return None if start is None else (pid, start)
+
+
+def recorded_identity(record: dict[str, Any] | None) -> Identity | None:
+    """Whom a record with `pid` and `start` means; None if it does not say."""
+    if record and isinstance(record.get("pid"), int) and isinstance(record.get("start"), str):
+        return record["pid"], record["start"]
+    return None
 
 
 def alive(process: Identity) -> bool:

@@ -21,41 +21,23 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.events import Event, EventTail, EventWriter
-from trainer.processes import Identity, alive, identity
+from trainer.events import EventWriter
+from trainer.processes import Identity, alive, identity, recorded_identity
+from trainer.status import RunState, RunStatus
+
+__all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 
 class RunError(ValueError):
     """What was asked of a run cannot be done; the text says why."""
-
-
-class RunStatus(StrEnum):
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    COMPLETED = "completed"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    DIVERGED = "diverged"
-    INTERRUPTED = "interrupted"
-
-    @property
-    def living(self) -> bool:
-        """A process is at work."""
-        return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
-
-
-_FINAL = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.DIVERGED)  # what an `end` event may say
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -151,7 +133,7 @@ class Run:
 
     def identity(self) -> Identity | None:
         """Who trains, or trained, this run."""
-        return _identity(self.process())
+        return recorded_identity(self.process())
 
     def rank_records(self) -> list[dict[str, Any]]:
         """What each rank wrote about itself, in the order of the ranks."""
@@ -159,7 +141,7 @@ class Run:
         return sorted((r for r in records if r and "rank" in r), key=lambda r: r["rank"])
 
     def rank_identities(self) -> list[Identity]:
-        return [known for known in map(_identity, self.rank_records()) if known]
+        return [known for known in map(recorded_identity, self.rank_records()) if known]
 
     def claim(self) -> None:
         """Make this process the one that trains the run. Raises RunError if another one has it."""
@@ -226,17 +208,11 @@ class Run:
         os.rename(self.path, doomed)  # at once out of every list, also if the removal is cut short
         shutil.rmtree(doomed)
 
-    def state(self) -> "RunState":
+    def state(self) -> RunState:
         """All facts, read now. Keep the RunState and `update()` it to read only what is new."""
         state = RunState(self)
         state.update()
         return state
-
-
-def _identity(record: dict[str, Any] | None) -> Identity | None:
-    if record and isinstance(record.get("pid"), int) and isinstance(record.get("start"), str):
-        return record["pid"], record["start"]
-    return None
 
 
 def _versions() -> dict[str, str]:
@@ -247,120 +223,6 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@dataclass
-class RunState:
-    """What a run's events add up to, folded as they arrive."""
-
-    run: Run
-    start: Event = field(default_factory=dict)  # the newest of each kind; {} if there is none
-    step: Event = field(default_factory=dict)
-    evaluation: Event = field(default_factory=dict)
-    end: Event = field(default_factory=dict)
-    progress: str = ""
-    warnings: list[str] = field(default_factory=list)
-    best_accuracy: float | None = None
-    status: RunStatus = RunStatus.QUEUED
-    process: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._tail = EventTail(self.run.events_path)
-        self._positions = {"start": -1, "end": -1}
-
-    def update(self) -> list[Event]:
-        """Read what is new. Returns the new events."""
-        # Before the events: a process that ends in between leaves its `end` to be read.
-        self.process = self.run.process() or {}
-        known = _identity(self.process)
-        is_alive = known is not None and alive(known)
-        generation = self._tail.generation
-        found = self._tail.read()
-        if self._tail.generation != generation:
-            fresh = RunState(self.run)
-            events = fresh.update()
-            self.__dict__.update(fresh.__dict__)
-            self._tail.generation = generation + 1
-            return events
-        for position, event in found:
-            self._fold(position, event)
-        self.status = self._derive(is_alive)
-        return [event for _, event in found]
-
-    def _fold(self, position: int, event: Event) -> None:
-        match event["kind"]:
-            case "start":
-                self.start, self.progress = event, ""
-                self._positions["start"] = position
-                if event.get("step", 0) == 0:
-                    self.step, self.evaluation, self.best_accuracy = {}, {}, None
-            case "step":
-                self.step = event
-            case "eval":
-                self.evaluation = event
-                accuracy = event.get("accuracy")
-                if accuracy is not None:
-                    self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
-            case "end":
-                self.end, self.progress = event, ""
-                self._positions["end"] = position
-            case "progress":
-                self.progress = str(event.get("text", ""))
-            case "warning":
-                text = str(event.get("text", ""))
-                if text not in self.warnings:
-                    self.warnings.append(text)
-
-    def _derive(self, is_alive: bool) -> RunStatus:
-        if not self.process:
-            return RunStatus.QUEUED
-        mine = self.process.get("events_offset", 0)
-        if self._positions["end"] >= mine:
-            said = self.end.get("status")
-            return RunStatus(said) if said in _FINAL else RunStatus.INTERRUPTED
-        if not is_alive:
-            return RunStatus.INTERRUPTED
-        if self.run.stop_path.exists():
-            return RunStatus.STOPPING
-        return RunStatus.RUNNING if self._positions["start"] >= mine else RunStatus.STARTING
-
-    @property
-    def epoch(self) -> float:
-        """Epochs that lie behind the run, with the part of the one under way."""
-        return max(float(event.get("epoch") or 0) for event in (self.step, self.evaluation))
-
-    def suggested_epochs(self) -> int:
-        """How far to go when it is resumed: the rest of a run that was cut short, as much again for a done one."""
-        epochs = self.run.config().epochs
-        return epochs if self.epoch < epochs else 2 * epochs
-
-    @property
-    def error(self) -> str:
-        """Why the run failed or diverged; "" otherwise."""
-        if self.status in (RunStatus.FAILED, RunStatus.DIVERGED):
-            return str(self.end.get("error") or "")
-        if self.status == RunStatus.INTERRUPTED:
-            return "The trainer's process ended without a word: killed, out of memory, or the machine went down."
-        return ""
-
-    def summary(self) -> dict[str, Any]:
-        """One row of `list`."""
-        config = self.run.config()
-        world_size = self.start.get("world_size", config.processes)
-        names = self.start.get("devices")
-        devices = ", ".join(dict.fromkeys(names)) if names else config.devices
-        return {
-            "id": self.run.id,
-            "status": str(self.status),
-            "parallel": config.parallel,
-            "devices": devices + (f" x {world_size}" if world_size > 1 else ""),
-            "epoch": self.step.get("epoch", 0),
-            "step": self.step.get("step", 0),
-            "best_accuracy": self.best_accuracy,
-            "images_per_second": self.step.get("images_per_second"),
-            "started": self.process.get("started"),
-            "label": config.label,
-        }
 
 
 def iter_runs(runs_dir: Path) -> Iterator[Run]:

@@ -1,5 +1,7 @@
 """Ending a run from outside: ask, then terminate, then kill, then look. Imports no torch."""
 
+import time
+
 from trainer.events import EventWriter
 from trainer.processes import STOP_GRACE, end_tree
 from trainer.runs import Run, RunError, RunStatus
@@ -15,6 +17,7 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
         return state.status
     root = run.identity()
     assert root is not None  # a living run has a process
+    asked = time.monotonic()
     run.ask_to_stop()
     left = end_tree(root, run.rank_identities(), grace)
     if left:
@@ -22,7 +25,8 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     state.update()
     if state.status == RunStatus.INTERRUPTED:  # killed before it could say so; nobody else writes any more
         step = max((record.get("step", 0) for record in run.rank_records()), default=0)
-        error = f"killed after {grace:g} s without an answer; the last checkpoint is kept"
+        how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
+        error = f"{how} without an answer; the last checkpoint is kept"
         EventWriter(run.events_path).write("end", status="stopped", error=error, rank=None, step=step)
         state.update()
     return state.status
