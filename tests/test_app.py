@@ -111,9 +111,9 @@ def test_runs_that_are_not_here_cannot_be_asked_for_or_stopped(client: Client, r
             client.predict(run, api_name=name)
 
 
-def test_only_start_stop_and_status_are_published(client: Client):
+def test_only_these_endpoints_are_published(client: Client):
     published = client.view_api(return_format="dict", print_info=False)
-    assert sorted(published["named_endpoints"]) == ["/start", "/status", "/stop"]
+    assert sorted(published["named_endpoints"]) == ["/predict", "/start", "/status", "/stop"]
     assert not published["unnamed_endpoints"]
 
 

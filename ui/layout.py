@@ -37,6 +37,7 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
                 runs = build_runs_tab(curves, supervisor)
             with gr.Tab("Predict", id="predict") as predict_tab:
                 predict = build_predict_tab(curves, runs_dir)
+        publish(supervisor)  # first: a later handler of the same name would get the number behind it
         train.wire(page)
         to_train = gr.update(selected="train")
         runs.wire(
@@ -45,7 +46,6 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
             load_settings=Hook(lambda config: [to_train, *train.fill(config)], [tabs, *train.answer]),
         )
         predict.wire(predict_tab)
-        publish(supervisor)
     page.queue(max_size=64, default_concurrency_limit=8)
     return page
 
