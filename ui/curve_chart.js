@@ -89,7 +89,7 @@ function createChart(div, isComparison) {
   function traces() {
     const shown = new Map((div.data ?? []).map((trace) => [trace.uid, trace.visible]));
     return [...runs].flatMap(([id, run]) => parts.map((part) => {
-      const uid = `${id}/${part}`;
+      const uid = `${id}-${part}`;
       const base = { uid, type: 'scatter', legendgroup: isComparison ? id : uid, visible: shown.get(uid) ?? true };
       return { ...base, ...look(part, run), ...pick(part, run) };
     }));
