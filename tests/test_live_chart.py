@@ -6,13 +6,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from conftest import ROOT, await_true
 
+from tests.conftest import ROOT, await_true
 from trainer.config import TrainConfig
 from trainer.events import EventWriter
 from trainer.runs import Run
@@ -155,6 +156,22 @@ def test_points_arrive_and_the_reader_keeps_zoom_and_hidden_curves(script, url, 
     page.get_by_label("Smoothing").first.select_option("strong")
     assert page.evaluate(RANGE) == zoomed
     assert page.evaluate(hidden) == "legendonly"
+    assert not complaints
+
+
+def test_a_newer_run_takes_the_place_of_one_that_is_drawn(script, url, runs_dir, page, complaints):
+    script.start().steps(50)
+    page.goto(url)
+    await_points(page, 50)
+    await_true(lambda: time.strftime("%Y%m%d-%H%M%S") > script.run.id[:15], what="the next second")
+    newer = Script(runs_dir, label="the newer one").start()
+    newer.steps(3)
+    page.get_by_role("button", name="Follow the newest run").click()
+    await_points(page, 3)
+    assert page.locator("#live .run-name").inner_text() == "the newer one"
+    newer.steps(4)
+    await_points(page, 7)
+    newer.events.close()
     assert not complaints
 
 
