@@ -68,7 +68,7 @@ def train(run: Run) -> Run:
 
 def run_program(*argv: str) -> None:
     """Run a Python program to its good end; show its output otherwise."""
-    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -14,6 +14,8 @@ from trainer.augment import plan_epoch
 from trainer.parallel import reduce_sum, share_buffers
 from trainer.session import Session, save
 
+LONGEST_APART = 20  # steps on a GPU after which the ranks look at loss and stop at the latest
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,8 +59,8 @@ def train_epoch(session: Session) -> Outcome | None:
     epoch_end = min((epoch + 1) * session.steps_per_epoch, session.total_steps)
     plan = plan_epoch(len(session.train_set), config.seed, epoch, config.augment)
     batches = session.train_set.batches(plan, config.batch_size, first, worker.rank, worker.world_size)
-    # Reading a number off a GPU stalls it, so there the ranks meet at log points only; on a CPU it costs nothing.
-    meet_every = 1 if device.type == "cpu" else config.log_every
+    # Reading a number off a GPU stalls it, so there the ranks meet now and then; on a CPU it costs nothing.
+    meet_every = 1 if device.type == "cpu" else min(config.log_every, LONGEST_APART)
     torch.manual_seed(hash((config.seed, epoch, worker.rank)) % 2**63)
     session.net.train()
     sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, correct, pictures, asked to stop
@@ -107,6 +109,8 @@ def train_epoch(session: Session) -> Outcome | None:
             if is_logged:
                 _log_step(session, meter, lr, grad_norm)
             if asked_to_stop:
+                if not _is_finite(session.model):
+                    return _diverged(session, "a weight")
                 save(session)
                 return Outcome("stopped", session.step)
         if is_last:
@@ -148,6 +152,9 @@ class Meter:
 
 def _log_step(session: Session, meter: Meter, lr: float, grad_norm: Tensor | None) -> None:
     loss, accuracy, images_per_second = meter.take()
+    norm = None if grad_norm is None else float(grad_norm)
+    if norm is not None and session.scaler.is_enabled() and not math.isfinite(norm):
+        norm = None  # fp16 overflowed: the scaler skips the step and lowers its scale, as it is meant to
     session.emit(
         "step",
         step=session.step,
@@ -156,7 +163,7 @@ def _log_step(session: Session, meter: Meter, lr: float, grad_norm: Tensor | Non
         accuracy=accuracy,
         lr=lr,
         images_per_second=round(images_per_second, 1),
-        grad_norm=None if grad_norm is None else float(grad_norm),
+        grad_norm=norm,
     )
 
 
