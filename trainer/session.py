@@ -140,6 +140,8 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
 def _restore(session: Session, state: dict[str, Any]) -> None:
     if state["classes"] != session.classes:
         raise checkpoint.CheckpointError("last.pt was trained on other classes than the data set has now")
+    if state["epoch"] != state["step"] // session.steps_per_epoch:
+        raise checkpoint.CheckpointError("last.pt was trained on another number of pictures than the data set has now")
     try:
         session.model.load_state_dict(state["model"])
         session.optimizer.load_state_dict(state["optimizer"])
