@@ -8,8 +8,9 @@ import annotated_types
 import pytest
 
 import trainer.__main__ as command_line
-from trainer.config import PRESET_NOTES, PRESETS, ConfigError, TrainConfig, choices, closest_preset, group, to_argv
+from trainer.config import ConfigError, TrainConfig, choices, group
 from trainer.devices import Gpu
+from trainer.presets import PRESET_NOTES, PRESETS, closest_preset, to_argv
 
 FIELDS = TrainConfig.model_fields
 NUMBERS = [name for name, field in FIELDS.items() if field.annotation in (int, float)]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from trainer.config import PRESETS, ConfigError, TrainConfig, choices, group
+from trainer.config import ConfigError, TrainConfig, choices, group
 from trainer.devices import Gpu
 from trainer.placement import place
+from trainer.presets import PRESETS
 from ui.form import CUSTOM, FIELDS, NO_GPU, Form, bounds, one_kind, parse, preset_of, recipe, summary, title
 from ui.meaning import explain, refusal, shell
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from trainer.config import PRESETS, ConfigError
+from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
 from trainer.placement import place
+from trainer.presets import PRESETS
 from trainer.runs import Run, RunError, list_runs, open_run
 
 COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from trainer.config import PRESETS, Group, TrainConfig, choices, group
+from trainer.config import Group, TrainConfig, choices, group
+from trainer.presets import PRESETS
 
 
 def preset_of(argv: list[str]) -> str:

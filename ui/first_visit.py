@@ -6,9 +6,10 @@ import urllib.error
 import urllib.request
 from html import escape
 
-from trainer.config import PRESETS, TrainConfig
+from trainer.config import TrainConfig
 from trainer.datasets.cifar10 import ARCHIVE, URL
 from trainer.datasets.prepare import available
+from trainer.presets import PRESETS
 
 DEADLINE = 3.0  # seconds
 

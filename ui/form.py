@@ -10,8 +10,9 @@ from typing import Any
 import annotated_types
 import gradio as gr
 
-from trainer.config import PRESETS, ConfigError, TrainConfig, choices
+from trainer.config import ConfigError, TrainConfig, choices
 from trainer.devices import Gpu, list_gpus
+from trainer.presets import PRESETS
 from ui import widgets
 
 FIELDS = tuple(TrainConfig.model_fields)

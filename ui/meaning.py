@@ -6,8 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Protocol
 
-from trainer.config import ConfigError, TrainConfig, command_line
+from trainer.config import ConfigError, TrainConfig
 from trainer.placement import Placement
+from trainer.presets import command_line
 from ui.form import title
 from ui.supervisor import ROOT
 

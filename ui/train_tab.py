@@ -6,10 +6,11 @@ from typing import Any
 
 import gradio as gr
 
-from trainer.config import PRESET_NOTES, PRESETS, ConfigError, TrainConfig, group
+from trainer.config import ConfigError, TrainConfig, group
 from trainer.datasets.prepare import peek
 from trainer.devices import cpu_cores, cpu_has_bf16
 from trainer.placement import place
+from trainer.presets import PRESET_NOTES, PRESETS
 from trainer.runs import Run, RunError, RunStatus, iter_runs
 from ui import widgets
 from ui.first_visit import FirstVisit
