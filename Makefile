@@ -28,9 +28,11 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: requirements.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing PyTorch and Gradio, about 6 GB: this takes some minutes."
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -r requirements.txt
 	touch $@
 
 .venv/.installed-dev: requirements.txt requirements-dev.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@echo "Installing PyTorch, Gradio and the tools, about 6 GB: this takes some minutes."
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -r requirements-dev.txt
 	touch .venv/.installed $@

@@ -37,9 +37,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        await_true(lambda: self.lines or self.process.poll() is not None, 90, "the address of the page")
-        assert "http://" in self.lines[0], self.lines
-        return self.lines[0].split(": ", 1)[1]
+        def found() -> list[str]:
+            return [line for line in list(self.lines) if "http://" in line]
+
+        await_true(lambda: found() or self.process.poll() is not None, 90, "the address of the page")
+        assert found(), self.lines
+        return found()[0].split(": ", 1)[1]
 
     @property
     def port(self) -> int:

@@ -20,7 +20,8 @@ def test_importing_the_app_leaves_torch_out():
 
 
 @pytest.mark.parametrize(
-    "module", ["config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame", "__main__"]
+    "module",
+    ["config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame", "__main__"],
 )
 def test_the_contracts_need_no_torch(module: str):
     assert "torch" not in loaded_after(f"import trainer.{module}")

@@ -39,7 +39,11 @@ def test_each_field_has_a_widget_with_its_title_help_and_default(form: Form, fie
     widget = form.widgets[field]
     declared = TrainConfig.model_fields[field]
     assert widget.label == declared.title
-    assert widget.info == (NO_GPU if field == "devices" else declared.description)
+    assert widget.info == (
+        NO_GPU
+        if field == "devices"
+        else declared.description.replace("_", "\\_").replace("*", "\\*").replace("<", "\\<").replace(">", "\\>")
+    )
     assert widget.value == getattr(DEFAULTS, field)
     assert widget.elem_id == f"field-{field}"
     assert group(field) in ("main", "optimisation", "run")

@@ -278,7 +278,7 @@ def test_ranks_share_the_cores(unbroken):
 def test_torchrun_trains_a_run_of_ours(runs_dir, pictures, unbroken):
     joined = new_run(runs_dir, pictures, **MODES["ddp"])
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    run_program(*torchrun, "-m", "trainer", "train", "--run", str(joined.path))
+    run_program(*torchrun, "-m", "--", "trainer", "train", "--run", str(joined.path))
     assert joined.state().status == "completed"
     assert is_bit_equal(unbroken("ddp"), joined)
 

@@ -136,7 +136,7 @@ def _cell(key: str, value: Any) -> str:
         case "images_per_second":
             return f"{value:,.0f}"
         case "epoch":
-            return f"{value:.4g}"
+            return f"{value:.2f}".rstrip("0").rstrip(".")
         case "started":
             return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
     return str(value)

@@ -106,7 +106,7 @@ def train_epoch(session: Session) -> Outcome | None:
             if not math.isfinite(loss_total):
                 _log_step(session, meter, lr, grad_norm)
                 return _diverged(session, "the training loss")
-            if is_logged:
+            if is_logged or asked_to_stop:
                 _log_step(session, meter, lr, grad_norm)
             if asked_to_stop:
                 if not _is_finite(session.model):

@@ -74,7 +74,7 @@ def _bytes(source: Path | bytes) -> bytes:
             with source.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise PictureError(f"The file cannot be read ({error.strerror or error}).") from None
+            raise PictureError(f"The file cannot be read: {error.strerror or error}.") from None
     if not data:
         raise PictureError("The file is empty.")
     if len(data) > MAX_BYTES:

@@ -50,6 +50,6 @@ def to_argv(config: TrainConfig) -> list[str]:
     return argv
 
 
-def command_line(config: TrainConfig) -> str:
+def command_line(config: TrainConfig, python: str = "python") -> str:
     """What to type in a shell to start the same run."""
-    return shlex.join(["python", "-m", "trainer", "train", *to_argv(config)])
+    return shlex.join([python, "-m", "trainer", "train", *to_argv(config)])

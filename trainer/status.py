@@ -146,7 +146,7 @@ class RunState:
             "id": self.run.id,
             "status": str(self.status),
             "parallel": config.parallel,
-            "devices": devices + (f" x {world_size}" if world_size > 1 else ""),
+            "devices": devices + (f", {world_size} ranks" if world_size > 1 else ""),
             "epoch": self.step.get("epoch", 0),
             "step": self.step.get("step", 0),
             "best_accuracy": self.best_accuracy,

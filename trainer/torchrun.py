@@ -1,4 +1,4 @@
-"""Joining a group that torchrun started: `torchrun --nproc-per-node=2 -m trainer train --run DIR`."""
+"""Joining a group that torchrun started: `torchrun --nproc-per-node=2 -m -- trainer train --run DIR`."""
 
 import os
 from dataclasses import replace

@@ -29,6 +29,7 @@ function createChart(div, isComparison) {
   const P = window.Plotly;
   const view = { x: 'step', smooth: isComparison ? 'strong' : 'light', log: false, lr: false };
   const runs = new Map(); // id -> {name, points, tests}
+  let hadTests = false; // when it was drawn last
   const style = getComputedStyle(div);
   const isNarrow = () => div.clientWidth < 520; // px
   const css = (name) => style.getPropertyValue(name).trim();
@@ -50,7 +51,8 @@ function createChart(div, isComparison) {
 
   function look(part, run) {
     const colour = isComparison ? css(`--curve-${run.colour}`) : css(`--curve-${part}`);
-    const line = { color: colour, width: 2 };
+    // Runs may coincide: every second one is dashed, so that both are seen.
+    const line = { color: colour, width: 2, dash: isComparison && run.colour % 2 === 0 ? 'dash' : 'solid' };
     const few = run.points.step.length <= FEW_POINTS;
     switch (part) {
       case 'loss': {
@@ -123,13 +125,18 @@ function createChart(div, isComparison) {
       modebar: { bgcolor: 'rgba(0,0,0,0)', color: css('--run-soft'), activecolor: css('--curve-smooth') },
       xaxis: axis(X_TITLES[view.x], {
         anchor: 'y2', unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x}` }, nticks: narrow ? 5 : 10,
+        rangemode: 'nonnegative',
       }),
       yaxis: axis('Loss', { domain: [0.4, 1], type: view.log ? 'log' : 'linear', nticks: 6, ...(view.log ? logTicks() : {}) }),
-      yaxis2: axis(narrow ? 'Accuracy (%)' : 'Test accuracy (%)', { domain: [0, 0.33], nticks: 4 }),
+      yaxis2: axis('Accuracy (%)', { domain: [0, 0.33], nticks: 4, ...(hasTests() ? {} : { range: [0, 100] }) }),
       yaxis3: axis('Learning rate', {
         overlaying: 'y2', side: 'right', showgrid: false, tickmode: 'auto', nticks: 4, visible: view.lr, rangemode: 'tozero',
       }),
     };
+  }
+
+  function hasTests() {
+    return [...runs.values()].some((run) => run.tests.step.length);
   }
 
   const AXES = ['xaxis', 'yaxis', 'yaxis2', 'yaxis3'];
@@ -138,11 +145,13 @@ function createChart(div, isComparison) {
   function draw() {
     const next = layout();
     for (const name of AXES) {
+      if (name === 'yaxis2' && !hadTests) continue; // its range stood for an empty pane
       const old = div.layout?.[name];
       if (old?.range && old.autorange === false && old.type === (next[name].type ?? old.type)) {
         Object.assign(next[name], { range: old.range, autorange: false });
       }
     }
+    hadTests = hasTests();
     return P.react(div, traces(), next, {
       displaylogo: false, doubleClick: 'autosize',
       // Named one by one: Plotly's own set has a button that uploads the chart to a company's server.
@@ -195,7 +204,7 @@ function createChart(div, isComparison) {
       const crossing = run.points.step.length <= FEW_POINTS && run.points.step.length + rows.points.step.length > FEW_POINTS;
       const firstBad = rows.points.loss.includes(null) && !run.points.loss.includes(null);
       const isNew = reply.reset || (reply.state === 'missing' && run.points.step.length > 0);
-      anew ||= isNew || crossing || firstBad || (isComparison && name !== run.name);
+      anew ||= (rows.tests.step.length && !hadTests) || isNew || crossing || firstBad || (isComparison && name !== run.name);
       run.name = name;
       if (isNew) Object.assign(run, rows);
       else for (const kind of ['points', 'tests']) append(run[kind], rows[kind]);

@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from html import escape
+from pathlib import Path
 
 from trainer.config import TrainConfig
 from trainer.datasets.cifar10 import ARCHIVE, URL
@@ -55,9 +56,10 @@ class FirstVisit:
         """(preset, note). The note is HTML, "" where there is nothing to say."""
         if self.has_cifar10 or (self._server and self._server.is_reachable):
             return "tutorial", ""
+        folder = str(Path(self.data_dir).resolve())
         assert PRESETS["smoke"].dataset == "shapes"
         return "smoke", (
             "<p>CIFAR-10 is not on this machine and its server cannot be reached, so the form starts with generated "
-            f"pictures. To bring CIFAR-10, put <code>{ARCHIVE}</code> into <code>{escape(self.data_dir)}</code> and "
+            f"pictures. To bring CIFAR-10, put <code>{ARCHIVE}</code> into <code>{escape(folder)}</code> and "
             "choose the preset <b>tutorial</b>.</p>"
         )

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import sys
 from html import escape
 from pathlib import Path
 from typing import Protocol
@@ -92,7 +93,13 @@ def refusal(error: ConfigError) -> str:
 
 def shell(config: TrainConfig, runs_dir: Path) -> str:
     """The command that starts the same run, so that this page shows it too."""
-    return command_line(config) + runs_flag(runs_dir)
+    return command_line(config, python()) + runs_flag(runs_dir)
+
+
+def python() -> str:
+    """The interpreter to type in the directory of this program: the one that has what is needed."""
+    own = Path(sys.executable)
+    return str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else "python"
 
 
 def runs_flag(runs_dir: Path) -> str:

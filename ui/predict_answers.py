@@ -19,6 +19,7 @@ NO_RUN = (
     "There is no trained network yet",
     "Train one first: on the Train tab choose the preset smoke and press Start. After its first epoch it answers here.",
 )
+WAITING = ("Looking at the picture", "The first answer takes some seconds: the network is loaded for it.")
 NO_PICTURE = ("No picture yet", "Drop or paste a picture at the left, or choose one of the examples.")
 
 

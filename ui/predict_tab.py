@@ -4,6 +4,7 @@ torch is loaded at the first prediction, not before, and computes on one thread,
 slowed down. `latest` stands for the newest run that has a checkpoint, until the user chooses another.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import gradio as gr
 
 from ui import widgets
 from ui.curves import Curves
-from ui.predict_answers import NO_PICTURE, Answers
+from ui.predict_answers import NO_PICTURE, WAITING, Answers
 from ui.predict_view import GALLERY_JS, sentence
 from ui.predictors import NEWEST
 
@@ -70,6 +71,9 @@ class PredictTab:
         tab.select(answers.opened, asked, [self.run, self.gallery, self.result], **_QUIET)
         self.run.focus(answers.choices, self.run, self.run, **_QUIET)
         self.run.input(answers.gallery, self.run, self.gallery, **_QUIET)
+        # In the browser, at once: the answer may take a while.
+        waiting = f"() => {json.dumps(sentence(*WAITING))}"
+        self.image.change(None, None, self.result, js=waiting, queue=False, **_QUIET)
         gr.on(
             [self.image.change, self.run.input, self.checkpoint.input],
             answers.shown,

@@ -52,7 +52,7 @@ def _numbers(history: History, config: TrainConfig, step: int, total: int) -> li
     rate = history.images_per_second
     loss = "not finite" if latest and latest.loss is None else _digits(latest and latest.loss, ".4f")
     return [
-        ("Epoch", f"{_digits(latest and latest.epoch, '.4g')} / {config.epochs}"),
+        ("Epoch", f"{_short(latest and latest.epoch)} / {config.epochs}"),
         ("Step", f"{step:,} / {total:,}" if total else "-"),
         ("Images/s", _digits(rate, ",.0f" if (rate or 0) >= 100 else ".3g")),
         ("Training loss", loss),
@@ -107,6 +107,11 @@ def duration(seconds: float, rough: bool = False) -> str:
 
 def _digits(value: float | None, pattern: str, unit: str = "") -> str:
     return "-" if value is None else format(value, pattern) + unit
+
+
+def _short(epoch: float | None) -> str:
+    """Two decimals at most."""
+    return "-" if epoch is None else f"{epoch:.2f}".rstrip("0").rstrip(".")
 
 
 def _count(value: object) -> int:

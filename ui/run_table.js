@@ -26,9 +26,9 @@ function texts(row, skew) {
     devices: row.devices,
     best: row.best === null ? '-' : `${(100 * row.best).toFixed(2)} %`,
     speed: row.speed === null ? '-' : row.speed >= 100 ? Math.round(row.speed).toLocaleString('en') : row.speed.toPrecision(3),
-    epochs: `${Number(row.epoch.toPrecision(4))} / ${row.epochs}`,
+    epochs: `${Number(row.epoch.toFixed(2))} / ${row.epochs}`,
     started: row.started === null ? '-' : day(row.started),
-    time: row.started === null ? '-' : clock(end - row.started),
+    time: row.began === null ? '-' : clock(end - row.began),
   };
 }
 

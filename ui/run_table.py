@@ -113,6 +113,7 @@ class RunRows:
             "epoch": state.step.get("epoch") or 0,
             "epochs": config.epochs,
             "started": started,
+            "began": max(state.start.get("time", 0), started) if started else None,  # without the preparations
             "ended": None if state.status.living else newest.get("time", started),
         }
 

@@ -44,9 +44,9 @@ class RunsTab:
                 self.delete = gr.Button("Delete", size="sm", min_width=80, visible=False, elem_id="run-delete")
                 with gr.Row(visible=False, elem_classes=["pair"]) as self.resuming:
                     self.epochs = widgets.Number(
-                        label="Epochs in all", minimum=1, step=1, min_width=90, elem_id="run-epochs"
+                        label="Up to epoch", minimum=1, step=1, min_width=90, elem_id="run-epochs"
                     )
-                    self.resume = gr.Button("Train on", size="sm", min_width=80, elem_id="run-resume")
+                    self.resume = gr.Button("Resume", size="sm", min_width=80, elem_id="run-resume")
                 with gr.Row(visible=False, elem_classes=["pair"]) as self.naming:
                     self.name = widgets.Textbox(label="Name", max_lines=1, min_width=150, elem_id="run-name")
                     self.rename = gr.Button("Rename", size="sm", min_width=80, elem_id="run-rename")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ui import guard
 from ui.layout import build_app, launch_options
-from ui.meaning import runs_flag
+from ui.meaning import python, runs_flag
 from ui.supervisor import Supervisor
 
 PORTS = range(7860, 7960)
@@ -50,7 +50,10 @@ def serve(
     page.close(verbose=False)
     living = Supervisor(runs_dir).living()
     if living is not None:
-        print(f"{living.id} trains on. To stop it: python -m trainer stop {living.id}{runs_flag(runs_dir)}", flush=True)
+        print(
+            f"{living.id} trains on. To stop it: {python()} -m trainer stop {living.id}{runs_flag(runs_dir)}",
+            flush=True,
+        )
 
 
 def free_port(host: str, asked: int | None) -> int:

@@ -64,9 +64,9 @@ class TrainTab:
         self.elsewhere = gr.Button("", visible=False, size="sm", elem_id="elsewhere")
         with gr.Row(visible=False, elem_classes=["fields"], elem_id="train-on") as self.more:
             self.more_epochs = widgets.Number(
-                label="Epochs in all", minimum=1, step=1, min_width=80, elem_id="more-epochs"
+                label="Up to epoch", minimum=1, step=1, min_width=80, elem_id="more-epochs"
             )
-            self.train_on = gr.Button("Train on", min_width=80, elem_id="train-on-button")
+            self.train_on = gr.Button("Resume", min_width=80, elem_id="train-on-button")
         self.meaning = gr.HTML("", elem_id="meaning")
         self.groups = {}
         for name, words in (("optimisation", "Optimisation"), ("run", "Run")):
@@ -80,7 +80,7 @@ class TrainTab:
                 interactive=False,
                 lines=3,
                 buttons=["copy"],
-                placeholder="Mend the settings that are marked first.",
+                placeholder="Fix the settings that are marked first.",
                 elem_id="command",
             )
 
@@ -104,7 +104,7 @@ class TrainTab:
         self.start.click(
             self._on_start,
             [self.live, *inputs],
-            [self.problem, self.live, *controls, *self.groups.values(), *inputs],
+            [self.live, *controls, *self.groups.values(), *answer],
             **_QUIET,
         )
         self.stop.click(self._on_stop, self.live, [self.problem, *controls], **_QUIET)
@@ -184,11 +184,12 @@ class TrainTab:
         try:
             live, problem, errors = {"run": self.supervisor.start(parse(raw)).id}, "", {}
         except ConfigError as error:
-            problem, errors = "Not started: mend the settings that are marked.", error.errors
+            problem, errors = "Not started: fix the settings that are marked.", error.errors
         except RunError as error:
             problem, errors = f"Not started: {error}.", {}
         groups = [gr.update(open=True) if any(group(e) == name for e in errors) else gr.skip() for name in self.groups]
-        return [_alert(problem), live, *self._controls(live), *groups, *self.form.marked(errors, raw)]
+        _, *answer = self._answer(raw)
+        return [live, *self._controls(live), *groups, _alert(problem), *answer]
 
     def _on_stop(self, live: Any) -> list[Any]:
         problem = ""
@@ -221,7 +222,7 @@ class TrainTab:
         return [live if run else gr.skip(), *self._controls(live)]
 
     def _controls(self, live: Any) -> list[Any]:
-        """[Start, Stop, the way to the living run, Train on, its epochs], as the runs stand now."""
+        """[Start, Stop, the way to the living run, Resume, its epochs], as the runs stand now."""
         living = self.supervisor.living()
         is_stopping = living is not None and living.stop_path.exists()
         shown = _shown(live)
