@@ -54,7 +54,7 @@ def open_tab(context: BrowserContext, url: str, strangers: list[str]) -> Page:
         lambda request: None if request.url.startswith((url, "data:", "blob:")) else strangers.append(request.url),
     )
     page.goto(url)
-    page.wait_for_selector("#live .curve-chart", timeout=60_000)
+    page.wait_for_selector("#live .curve-chart", state="attached", timeout=60_000)
     return page
 
 
