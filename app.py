@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     runs_dir = arguments.runs_dir.resolve()
     data_dir = str(arguments.data_dir.resolve()) if arguments.data_dir else "data"
     os.chdir(ROOT)  # relative paths of the settings mean the same here and in the trainer
-    print("Starting the page ...", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():  # somebody is waiting
+        print("Starting the page ...", file=sys.stderr, flush=True)
     from ui.serve import ServeError, serve
 
     stopped = threading.Event()

@@ -17,6 +17,7 @@ from tests.conftest import ROOT, await_true
 from tests.page import Server, end_runs, serve
 from trainer.runs import Run, iter_runs
 from ui import guard
+from ui.meaning import python
 from ui.serve import ServeError, free_port
 
 QUICK = {"dataset": "shapes", "epochs": 1, "max_steps": 2, "devices": "cpu", "batch_size": 32}
@@ -136,7 +137,7 @@ def test_ctrl_c_leaves_the_run_at_work_and_says_how_to_stop_it(tmp_path: Path, t
         assert server.wait() == 0
         assert run.state().status == "running"
         assert server.lines[-1] == (
-            f"{started} trains on. To stop it: python -m trainer stop {started} --runs-dir {server.runs_dir}"
+            f"{started} trains on. To stop it: {python()} -m trainer stop {started} --runs-dir {server.runs_dir}"
         )
         with serve(tmp_path) as second:  # a new server finds it, refuses another and stops it
             client = Client(second.url, verbose=False)

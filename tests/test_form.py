@@ -11,7 +11,7 @@ from trainer.devices import Gpu
 from trainer.placement import place
 from trainer.presets import PRESETS
 from ui.form import CUSTOM, FIELDS, NO_GPU, Form, bounds, one_kind, parse, preset_of, recipe, summary, title
-from ui.meaning import explain, refusal, shell
+from ui.meaning import explain, python, refusal, shell
 
 GPUS = [Gpu(index, f"GPU-{index}", "NVIDIA H200", 140 * 2**30, (100 + index) * 2**30) for index in (0, 1, 3)]
 DEFAULTS = TrainConfig()
@@ -215,7 +215,7 @@ def test_unknown_sizes_are_known_after_the_first_start():
 
 def test_the_command_names_the_runs_directory_unless_it_is_the_usual_one():
     config = TrainConfig(parallel="ddp")
-    assert shell(config, ROOT / "runs") == "python -m trainer train --preset tutorial --parallel ddp"
+    assert shell(config, ROOT / "runs") == f"{python()} -m trainer train --preset tutorial --parallel ddp"
     assert shell(config, Path("/a b/runs")).endswith(" --runs-dir '/a b/runs'")
 
 
