@@ -48,7 +48,7 @@ class TrainConfig(BaseModel):
         "data",
         "Data path",
         "cifar10: the folder that holds or receives the download. images: a folder, .zip or .tar.gz with "
-        "train/<class>/* and, if there is one, test/<class>/*. shapes: not used.",
+        "train/<class>/picture.png and, if there is one, test/<class>/picture.png. shapes: not used.",
         "run",
     )
     model: Literal["tutorial", "resnet9", "resnet18"] = _option(

@@ -4,7 +4,6 @@ Values come back through TrainConfig.parse only. What is wrong is said at the fi
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,7 +105,7 @@ class Form:
         for field in FIELDS:
             wrong = field in errors
             update: dict[str, Any] = {
-                "info": _plain(_sentence(errors[field])) if wrong else self._help(field),
+                "info": _sentence(errors[field]) if wrong else self._help(field),
                 "elem_classes": list(_CLASSES_WRONG if wrong else _CLASSES),
             }
             if field == "devices" and self.gpus:
@@ -119,7 +118,7 @@ class Form:
     def _help(self, field: str) -> str:
         if field == "devices":
             return "auto: every GPU that the mode can use." if self.gpus else NO_GPU
-        return _plain(TrainConfig.model_fields[field].description or "")
+        return TrainConfig.model_fields[field].description or ""
 
     def _devices(self, field: str, **options: Any) -> Any:
         make = widgets.Dropdown if self.gpus else widgets.Radio
@@ -186,11 +185,6 @@ def recipe(preset: object) -> dict[str, Any]:
 def summary(errors: Mapping[str, str]) -> str:
     """All errors in one line of text."""
     return "; ".join(f"{title(field)}: {text}" for field, text in errors.items())
-
-
-def _plain(text: str) -> str:
-    """Gradio takes a field's help for Markdown: nothing in `text` is to be a sign of it."""
-    return re.sub(r"([\\`*_~\[\]<>#|])", r"\\\1", text)
 
 
 def _sentence(text: str) -> str:
