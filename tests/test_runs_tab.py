@@ -14,7 +14,8 @@ from tests.page import Server, serve
 from trainer.config import TrainConfig
 from trainer.runs import Run, event_writer
 from ui.run_actions import TEACHING, RunActions, ids_of
-from ui.run_table import RunRows, devices
+from ui.run_facts import devices
+from ui.run_table import RunRows
 from ui.supervisor import Supervisor
 
 

@@ -50,8 +50,3 @@ def share_buffers(model: nn.Module, worker: Worker) -> None:
     if worker.world_size > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
-
-
-def barrier(worker: Worker) -> None:
-    if worker.world_size > 1:
-        dist.barrier()

@@ -67,11 +67,18 @@ def _setup(config: TrainConfig, start: dict[str, Any]) -> str:
     ranks = _count(start.get("world_size"))
     if config.parallel == "ddp" and ranks:
         parts.append(f"{ranks} rank{'s' if ranks != 1 else ''}")
-    names = [re.sub(r"^GPU \d+ ", "", str(name)) for name in start.get("devices") or [config.devices]]
-    kinds = dict.fromkeys(names)
-    parts += [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
+    parts.append(devices(start.get("devices"), config.devices))
     parts += [str(start[key]) for key in ("backend", "precision") if start.get(key)]
     return ", ".join(parts)[:300]
+
+
+def devices(names: Any, wished: str) -> str:
+    """As in '2 x NVIDIA H200'; what was asked for while it is not known what was got."""
+    if not isinstance(names, list) or not names:
+        return wished
+    plain = [re.sub(r"^GPU \d+ ", "", str(name)) for name in names]
+    kinds = dict.fromkeys(plain)
+    return ", ".join(f"{plain.count(kind)} x {kind}" if plain.count(kind) > 1 else kind for kind in kinds)
 
 
 def _left(history: History, steps: int) -> str:

@@ -16,6 +16,7 @@ import gradio as gr
 from fastapi.responses import Response
 
 from trainer.runs import Run, RunState, iter_runs
+from ui.run_facts import devices
 
 HERE = Path(__file__).parent
 LISTED = 200
@@ -116,15 +117,3 @@ class RunRows:
             "began": max(state.start.get("time", 0), started) if started else None,  # without the preparations
             "ended": None if state.status.living else newest.get("time", started),
         }
-
-
-def devices(names: Any, wished: str) -> str:
-    """As in '2 x NVIDIA H200'; what was asked for while it is not known what was got."""
-    if not isinstance(names, list) or not names:
-        return wished
-    plain = [
-        str(name).partition(" ")[2].partition(" ")[2] or str(name) if str(name).startswith("GPU ") else str(name)
-        for name in names
-    ]
-    kinds = dict.fromkeys(plain)
-    return ", ".join(f"{plain.count(kind)} x {kind}" if plain.count(kind) > 1 else kind for kind in kinds)
