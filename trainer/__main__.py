@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,7 +66,7 @@ def _train_command(preset_name: str):
             raise ConfigError({"run": "is missing: torchrun trains a run that exists, as in train --run runs/<id>"})
         if not run:
             place(config, list_gpus(), cpu_cores(), cpu_has_bf16())  # refused before there is a run
-            return _train(Run.create(runs_dir, config))
+            return _train(Run.create(runs_dir, config, waits_here=True))
         if config != PRESETS["tutorial"]:
             raise ConfigError({"run": "a run has its own settings in its config.json; give no others beside --run"})
         return _train(open_run(runs_dir, run))
@@ -81,12 +82,22 @@ def _train(run: Run) -> int:
         from trainer.torchrun import join_group
 
         return _exit_code(join_group(run).status)
-    run.claim()
+    from trainer.background import start_waiting, trainer_environment
+    from trainer.queue import wait_for_turn
+    from trainer.signals import StopOnSignal
+
+    environment = trainer_environment()  # before the ranks are pinned to their devices
     print(run.path, flush=True)
-    with tee_output(run.log_path):
+    with tee_output(run.log_path), StopOnSignal(run):
+        placement = wait_for_turn(run)
+        if placement is None:
+            return COMPLETED
         from trainer.launch import launch
 
-        return _exit_code(launch(run).status)
+        status = launch(run, placement).status
+    with suppress(RunError):
+        start_waiting(run.path.parent, environment=environment, leaving=run)
+    return _exit_code(status)
 
 
 def _exit_code(status: str) -> int:
@@ -99,8 +110,11 @@ def resume(
     runs_dir: RunsDir = Path("runs"),
 ) -> int:
     """Go on with a run from its last checkpoint."""
+    from trainer.queue import locked
+
     opened = open_run(runs_dir, run)
-    opened.prepare_resume(epochs)
+    with locked(opened.path.parent):
+        opened.prepare_resume(epochs, waits_here=True)
     return _train(opened)
 
 
@@ -225,5 +239,13 @@ def export(
     return COMPLETED
 
 
+def _leave(code: int) -> None:
+    """End without the interpreter's farewell: a library that hangs in its own must not hold a device."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _leave(main(sys.argv[1:]))

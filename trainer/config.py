@@ -154,6 +154,15 @@ class TrainConfig(BaseModel):
         ge=0,
         le=1,
     )
+    silence_limit: int = _option(
+        120,
+        "Silence limit",
+        "Seconds without any progress after which a rank counts as hung and the run ends. Raise it if one step takes "
+        "longer than this.",
+        "run",
+        ge=1,
+        le=86_400,
+    )
     label: Annotated[str, Field(max_length=64)] = _option("", "Name", "Your own words for this run.", "run")
 
     @field_validator("data_dir", "label")

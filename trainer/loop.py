@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from trainer.augment import plan_epoch
 from trainer.parallel import reduce_sum, share_buffers
+from trainer.pulse import Phase
 from trainer.session import Session, save
 
 LONGEST_APART = 20  # steps on a GPU after which the ranks look at loss and stop at the latest
@@ -88,7 +89,9 @@ def train_epoch(session: Session) -> Outcome | None:
         # also where the shares are unequal.
         loss = loss_sum * (worker.world_size / batch.global_size)
         optimizer.zero_grad(set_to_none=True)
+        session.record.at(Phase.EXCHANGE)
         scaler.scale(loss).backward()
+        session.record.at(Phase.STEPPING)
         grad_norm = _clip(session) if config.grad_clip or is_logged else None
         scaler.step(optimizer)
         scaler.update()
@@ -100,7 +103,9 @@ def train_epoch(session: Session) -> Outcome | None:
         if is_logged or session.step % meet_every == 0:
             if worker.is_main and session.run.stop_path.exists():
                 sums[3] += 1
+            session.record.at(Phase.EXCHANGE)
             loss_total, num_correct, num_seen, asked_to_stop = reduce_sum(sums, worker)
+            session.record.at(Phase.STEPPING)
             sums.zero_()
             meter.add(loss_total, num_correct, num_seen)
             if not math.isfinite(loss_total):
@@ -207,16 +212,18 @@ def evaluate(session: Session) -> dict[str, Any] | None:
     Returns {loss, accuracy, count}; None if the run was asked to stop meanwhile, which all ranks agree on.
     """
     worker, device = session.worker, session.worker.device
+    session.record.beat(session.step, Phase.EXCHANGE)
     share_buffers(session.model, worker)
     session.model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     largest_share = math.ceil(session.num_test / worker.world_size)
     batches = session.test_set.batches()
     for _ in range(math.ceil(largest_share / session.test_set.batch_size)):  # as many rounds on each rank
+        session.record.beat(session.step, Phase.EXCHANGE)
         asked = float(worker.is_main and session.run.stop_path.exists())
         if reduce_sum(torch.tensor([asked], dtype=torch.float64, device=device), worker)[0]:
             return None
-        session.record.beat(session.step)
+        session.record.beat(session.step, Phase.EVALUATING)
         share = next(batches, None)
         if share is None:
             continue
@@ -231,7 +238,9 @@ def evaluate(session: Session) -> dict[str, Any] | None:
                 torch.tensor(float(len(labels)), dtype=torch.float64, device=device),
             ]
         )
+    session.record.at(Phase.EXCHANGE)
     loss, correct, count = reduce_sum(sums, worker)
+    session.record.at(Phase.STEPPING)
     assert count == session.num_test
     return {"loss": loss / count, "accuracy": correct / count, "count": int(count)}
 

@@ -1,13 +1,10 @@
 """What differs between single, dp and ddp: where a process stands, and what its peers must agree on."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-TIMEOUT = timedelta(seconds=120)  # a peer silent for longer is taken for dead
 
 
 @dataclass(frozen=True)

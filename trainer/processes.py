@@ -4,6 +4,8 @@ A process is known by pid and kernel start time together, so a reused pid is nev
 """
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -85,24 +87,40 @@ def send(processes: Iterable[Identity], number: signal.Signals) -> None:
                 os.kill(process[0], number)
 
 
-def end_tree(root: Identity, recorded: Iterable[Identity] = (), grace: float = STOP_GRACE) -> list[Identity]:
+def end_tree(root: Identity | None, recorded: Iterable[Identity] = (), grace: float = STOP_GRACE) -> list[Identity]:
     """Wait `grace` seconds for a run that was asked to stop, then SIGTERM, then SIGKILL all of it.
 
     `recorded` are processes that the run wrote down itself (its ranks), ended even when they lost their parent.
     Returns what is still alive after all that: [] unless the kernel holds a process.
     """
-    members = set(tree(root)) | {process for process in recorded if alive(process)}
+    members = _tree_of(root) | {process for process in recorded if alive(process)}
     for wait, number in ((grace, signal.SIGTERM), (TERM_GRACE, signal.SIGKILL)):
         if not wait_gone(members, wait):
             return []
-        members |= set(tree(root))
+        members |= _tree_of(root)
         send(members, number)
     return wait_gone(members, KILL_GRACE)
 
 
+def _tree_of(root: Identity | None) -> set[Identity]:
+    return set(tree(root)) if root else set()
+
+
+def kill_children() -> None:
+    """End all descendants of this process at once."""
+    me = identity(os.getpid())
+    assert me is not None
+    send([member for member in tree(me) if member != me], signal.SIGKILL)
+
+
 def leave_when_parent_dies(period: float = 1.0) -> None:
-    """End this process at once, also out of a blocking call, when its parent is gone."""
-    parent = os.getppid()
+    """End this process when its parent is gone: at once on Linux, where the kernel
+    sees to it whatever the process is doing; elsewhere within `period` seconds, also out of a blocking call."""
+    started_by = multiprocessing.parent_process()
+    parent = started_by.pid if started_by else os.getppid()
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -7,20 +7,29 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+from trainer.causes import cause_of
 from trainer.processes import start_of
+from trainer.pulse import Board, Phase
 from trainer.runs import Run, write_atomic
 
 BEAT = 1.0  # seconds between two heartbeats at most
 
 
 class RankRecord:
-    """Written whole each time, by its own rank only. `done` holds the outcome once the rank has finished."""
+    """Written whole each time, by its own rank only. `done` holds the outcome once the rank has finished.
 
-    def __init__(self, run: Run, rank: int):
-        run.ranks_path.mkdir(exist_ok=True)
+    Signs of progress go to `board`, where the launcher sees them at once; the file follows once a second.
+    """
+
+    def __init__(self, run: Run, rank: int, board: Board | None = None):
+        with suppress(OSError):
+            run.ranks_path.mkdir(exist_ok=True)
         self.path = run.ranks_path / f"{rank}.json"
         self.values: dict[str, Any] = {"rank": rank, "pid": os.getpid(), "start": start_of(os.getpid()), "step": 0}
+        self._rank = rank
+        self._board = board or Board(rank + 1)
         self._last = 0.0
+        self.at(Phase.STARTING)
         self._write()
 
     def _write(self) -> None:
@@ -29,9 +38,14 @@ class RankRecord:
         with suppress(OSError):  # a full disk must not end the training
             write_atomic(self.path, json.dumps(self.values))
 
-    def beat(self, step: int) -> None:
-        """Say that this rank lives and how far it is."""
+    def at(self, phase: Phase) -> None:
+        """A sign of progress: this rank begins `phase`."""
+        self._board.sign(self._rank, phase, self.values["step"])
+
+    def beat(self, step: int, phase: Phase = Phase.STEPPING) -> None:
+        """A sign of progress: this rank lives and is so far."""
         self.values["step"] = step
+        self.at(phase)
         if time.monotonic() - self._last >= BEAT:
             self._write()
 
@@ -47,6 +61,7 @@ class RankRecord:
             "traceback": "".join(traceback.format_exception(error))[-8000:],
             "time": time.time(),
             "peer": is_peer_error(error),
+            "cause": cause_of(error),
         }
         self._write()
 

@@ -1,8 +1,8 @@
 """A run is a directory. Everything about it is read from there. Imports no torch.
 
     config.json     the settings, written whole before anything starts
-    launch.json     pid and start time of the trainer that a page started; counts until that trainer claims the run
-    process.json    pid, kernel start time, argv, versions of the process that trains; its creation claims the run
+    launch.json     when the run was queued, and the trainer that was started for it or waits; counts until the claim
+    process.json    pid, kernel start time, argv, devices, versions of what trains; its creation claims the run
     events.jsonl    what happened (trainer.events)
     system.jsonl    CPU, memory and GPUs, each second
     train.log       all output
@@ -10,7 +10,8 @@
     last.pt best.pt checkpoints, each with its SHA-256 beside it
     stop            its existence asks the run to stop
 
-The status is derived from these files and the living processes each time; it is never stored.
+The status is derived from these files and the living processes each time; it is never stored. A run without
+process.json is queued: `trainer.queue` says when it may be claimed.
 """
 
 import json
@@ -20,7 +21,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -90,8 +91,11 @@ class Run:
         return self.path / f"{name}.pt"
 
     @classmethod
-    def create(cls, runs_dir: Path, config: TrainConfig) -> "Run":
-        """A new directory with its config.json. Raises RunError if it cannot be written."""
+    def create(cls, runs_dir: Path, config: TrainConfig, waits_here: bool = False) -> "Run":
+        """A new, queued run. With `waits_here` this process is the one that will train it; else any may start it.
+
+        Raises RunError if the directory cannot be written.
+        """
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             while True:
@@ -101,6 +105,7 @@ class Run:
                 draft = runs_dir / f".{run.id}"
                 draft.mkdir()
                 (draft / "config.json").write_text(config.model_dump_json(indent=1))
+                (draft / "launch.json").write_text(json.dumps(_queue_record(waits_here)))
                 if not run.path.exists():
                     os.rename(draft, run.path)
                     return run
@@ -127,9 +132,22 @@ class Run:
         """Whether a trainer got as far as claiming the run."""
         return (self.path / "process.json").exists()
 
+    def launch(self) -> dict[str, Any]:
+        """{queued: when, pid and start of the trainer that was started for the run or waits, waiting: true if so}."""
+        return read_json(self.launch_path) or {}
+
     def process(self) -> dict[str, Any] | None:
-        """Who has claimed the run; before that, who was launched to do so; None if nobody was."""
-        return read_json(self.path / "process.json") or read_json(self.launch_path)
+        """Who has claimed the run; before that, who was started to do so; None if it waits in the queue."""
+        if self.has_claim:
+            return read_json(self.path / "process.json") or {"pid": None}  # claimed, by whom cannot be read
+        launch = self.launch()
+        return launch if "pid" in launch and not launch.get("waiting") else None
+
+    @property
+    def queued_at(self) -> float:
+        """When it took its place in the queue, in Unix seconds."""
+        at = self.launch().get("queued")
+        return at if isinstance(at, int | float) else _modified(self.path / "config.json")
 
     def identity(self) -> Identity | None:
         """Who trains, or trained, this run."""
@@ -143,16 +161,21 @@ class Run:
     def rank_identities(self) -> list[Identity]:
         return [known for known in map(recorded_identity, self.rank_records()) if known]
 
-    def claim(self) -> None:
-        """Make this process the one that trains the run. Raises RunError if another one has it."""
+    def wait_here(self) -> None:
+        """Note that this process waits to train the run, so that nobody else is started for it."""
+        write_atomic(self.launch_path, json.dumps({**self.launch(), **_here(), "waiting": True}))
+
+    def claim(self, devices: Sequence[str] = ()) -> None:
+        """Make this process the one that trains the run, on `devices` (GPU UUIDs or "cpu"; empty: not known).
+
+        Raises RunError if another one has it. Does not ask whose turn it is: `trainer.queue` does.
+        """
         size = self.events_path.stat().st_size if self.events_path.exists() else 0
-        known = identity(os.getpid())
-        assert known is not None
         record = {
-            "pid": known[0],
-            "start": known[1],
+            **_here(),
             "started": time.time(),
             "argv": sys.argv,
+            "devices": list(devices),
             "events_offset": size,  # what lies before it was written by an earlier process
             "versions": _versions(),
         }
@@ -168,19 +191,23 @@ class Run:
         finally:
             draft.unlink(missing_ok=True)
 
-    def requeue(self) -> None:
-        """Make a run that has ended startable again; it goes on from its last checkpoint."""
-        if self.state().status.living:
-            raise RunError(f"{self.id} is running")
+    def requeue(self, waits_here: bool = False) -> None:
+        """Put a run that has ended into the queue again; it goes on from its last checkpoint.
+
+        Raises RunError if it has not ended.
+        """
+        status = self.state().status
+        if status.living or status == RunStatus.QUEUED:
+            raise RunError(f"{self.id} is {'queued already' if status == RunStatus.QUEUED else 'running'}")
         shutil.rmtree(self.ranks_path, ignore_errors=True)
         self.stop_path.unlink(missing_ok=True)
         for torso in self.path.glob(".*.pt.*"):  # what a process that was killed had begun to write
             torso.unlink()
         # In this order: a reader in between must not take the earlier launch for the one at work.
-        self.launch_path.unlink(missing_ok=True)
+        write_atomic(self.launch_path, json.dumps(_queue_record(waits_here)))
         (self.path / "process.json").unlink(missing_ok=True)
 
-    def prepare_resume(self, epochs: int = 0) -> None:
+    def prepare_resume(self, epochs: int = 0, waits_here: bool = False) -> None:
         """Requeue an ended run, to train to `epochs` epochs in all (0: as many as it has).
 
         Raises RunError if it is running, ConfigError if `epochs` is not valid or is done already.
@@ -195,7 +222,7 @@ class Run:
             )
         if config != old:
             self.write_config(config)
-        self.requeue()
+        self.requeue(waits_here)
 
     def ask_to_stop(self) -> None:
         self.stop_path.touch()
@@ -213,6 +240,23 @@ class Run:
         state = RunState(self)
         state.update()
         return state
+
+
+def _here() -> dict[str, Any]:
+    known = identity(os.getpid())
+    assert known is not None
+    return {"pid": known[0], "start": known[1]}
+
+
+def _queue_record(waits_here: bool) -> dict[str, Any]:
+    return {"queued": time.time(), **({**_here(), "waiting": True} if waits_here else {})}
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _versions() -> dict[str, str]:

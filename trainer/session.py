@@ -16,6 +16,7 @@ from trainer.events import EventWriter
 from trainer.log import say
 from trainer.models import build_model
 from trainer.parallel import Worker, wrap
+from trainer.pulse import Phase
 from trainer.ranks import RankRecord
 from trainer.runs import Run
 
@@ -158,6 +159,7 @@ def save(session: Session, accuracy: float | None = None, is_best: bool = False)
     """Rank 0 writes `last.pt`, and `best.pt` if this is the best. A full disk costs the checkpoint, not the run."""
     if not session.worker.is_main:
         return
+    session.record.at(Phase.SAVING)
     last, best = session.run.checkpoint_path("last"), session.run.checkpoint_path("best")
     state = {
         "model": session.model.state_dict(),
@@ -180,3 +182,5 @@ def save(session: Session, accuracy: float | None = None, is_best: bool = False)
         text = f"The checkpoint of step {session.step} could not be written ({error.strerror}); training goes on."
         session.emit("warning", text=text)
         session.say(text)
+    finally:
+        session.record.at(Phase.STEPPING)

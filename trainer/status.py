@@ -133,7 +133,10 @@ class RunState:
         if self.status in (RunStatus.FAILED, RunStatus.DIVERGED):
             return str(self.end.get("error") or "")
         if self.status == RunStatus.INTERRUPTED:
-            return "The trainer's process ended without a word: killed, out of memory, or the machine went down."
+            return (
+                "The trainer's process ended without a word: killed, out of memory, or the machine went down. "
+                "Resume goes on from the last checkpoint."
+            )
         return ""
 
     def summary(self) -> dict[str, Any]:

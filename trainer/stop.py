@@ -1,32 +1,46 @@
 """Ending a run from outside: ask, then terminate, then kill, then look. Imports no torch."""
 
 import time
+from contextlib import suppress
 
 from trainer.events import EventWriter
-from trainer.processes import STOP_GRACE, end_tree
+from trainer.processes import STOP_GRACE, Identity, end_tree, recorded_identity
+from trainer.queue import cancel
 from trainer.runs import Run, RunError, RunStatus
 
 
 def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
-    """Stop a living run and return its final status; does nothing to one that has ended.
+    """Stop a run and return its final status; takes a queued one out of the queue.
 
-    Takes at most `grace` + 4 seconds. Raises RunError if a process cannot be ended.
+    Nothing is left of it afterwards, also of one that has ended but whose processes have not. Takes at most
+    `grace` + 4 seconds. Raises RunError if a process cannot be ended.
     """
     state = run.state()
+    waiter = recorded_identity(run.launch())
+    if state.status == RunStatus.QUEUED and cancel(run):
+        _end(run, waiter, grace)  # the trainer that waited for its turn sees that it was in vain
+        return RunStatus.STOPPED
+    state.update()
     if not state.status.living:
+        _end(run, run.identity(), grace)
         return state.status
-    root = run.identity()
-    assert root is not None  # a living run has a process
     asked = time.monotonic()
-    run.ask_to_stop()
-    left = end_tree(root, run.rank_identities(), grace)
-    if left:
-        raise RunError(f"{run.id} still has processes that cannot be ended: {', '.join(str(p[0]) for p in left)}")
+    with suppress(OSError):  # a directory that cannot be written: then without asking
+        run.ask_to_stop()
+    _end(run, run.identity(), grace)
     state.update()
     if state.status == RunStatus.INTERRUPTED:  # killed before it could say so; nobody else writes any more
         step = max((record.get("step", 0) for record in run.rank_records()), default=0)
         how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
         error = f"{how} without an answer; the last checkpoint is kept"
-        EventWriter(run.events_path).write("end", status="stopped", error=error, rank=None, step=step)
+        writer = EventWriter(run.events_path)
+        writer.write("end", status="stopped", error=error, rank=None, step=step, cause=None)
+        writer.close()
         state.update()
     return state.status
+
+
+def _end(run: Run, root: Identity | None, grace: float) -> None:
+    left = end_tree(root, run.rank_identities(), grace)
+    if left:
+        raise RunError(f"{run.id} still has processes that cannot be ended: {', '.join(str(p[0]) for p in left)}")

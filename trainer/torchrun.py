@@ -2,20 +2,24 @@
 
 import os
 from dataclasses import replace
+from datetime import timedelta
 
 import torch.distributed as dist
 
+from trainer.causes import cause_of
 from trainer.config import ConfigError
 from trainer.datasets.prepare import prepare
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.events import EventWriter
-from trainer.launch import StopOnSignal, pin, run_rank
+from trainer.launch import pin
 from trainer.log import say
 from trainer.loop import Outcome
-from trainer.parallel import TIMEOUT
 from trainer.placement import Placement, place
+from trainer.queue import devices_of, locked
 from trainer.ranks import RankRecord
 from trainer.runs import Run
+from trainer.signals import StopOnSignal
+from trainer.work import run_rank
 
 
 def join_group(run: Run) -> Outcome:
@@ -29,7 +33,8 @@ def join_group(run: Run) -> Outcome:
         raise ConfigError({"parallel": f"torchrun starts ddp runs, and this one is {config.parallel}"})
     placement = _placement(run)
     if rank == 0:
-        run.claim()
+        with locked(run.path.parent):
+            run.claim(devices_of(placement))
         say(str(run.path))
     pin(placement)
     record = RankRecord(run, rank)
@@ -37,7 +42,7 @@ def join_group(run: Run) -> Outcome:
     with StopOnSignal(run):
         try:
             prepared = prepare(config, lambda text: None)
-            dist.init_process_group(placement.backend, timeout=TIMEOUT)
+            dist.init_process_group(placement.backend, timeout=timedelta(seconds=config.silence_limit))
             outcome = run_rank(run, config, placement, prepared.path, record, rank)
             record.done(vars(outcome))
             dist.destroy_process_group()
@@ -45,10 +50,14 @@ def join_group(run: Run) -> Outcome:
             record.failed(error)
             step = record.values["step"]
             if events:
-                events.write("end", status="failed", error=f"Rank {rank}: {error}", rank=rank, step=step)
+                events.write(
+                    "end", status="failed", error=f"Rank {rank}: {error}", rank=rank, step=step, cause=cause_of(error)
+                )
             raise
     if events:
-        events.write("end", status=outcome.status, error=outcome.error or None, rank=None, step=outcome.step)
+        events.write(
+            "end", status=outcome.status, error=outcome.error or None, rank=None, step=outcome.step, cause=None
+        )
     return outcome
 
 

@@ -36,7 +36,7 @@ def publish(supervisor: Supervisor) -> None:
                 return _status(supervisor.run(run))
             except RunError as error:
                 raise _refused(str(error)) from None
-        found = supervisor.living() or next(iter_runs(supervisor.runs_dir), None)
+        found = next(iter(supervisor.living()), None) or next(iter_runs(supervisor.runs_dir), None)
         return _status(found) if found else {"run": None}
 
     for endpoint in (start, stop, status):

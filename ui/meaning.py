@@ -7,11 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Protocol
 
+from trainer.background import ROOT
 from trainer.config import ConfigError, TrainConfig
 from trainer.placement import Placement
 from trainer.presets import command_line
 from ui.form import title
-from ui.supervisor import ROOT
 
 
 class Sizes(Protocol):

@@ -3,15 +3,18 @@
 import errno
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 
+from trainer.runs import Run
 from ui import guard
 from ui.layout import build_app, launch_options
 from ui.meaning import python, runs_flag
 from ui.supervisor import Supervisor
 
 PORTS = range(7860, 7960)
+TICK = 1.0  # seconds between two looks at the queue
 
 
 class ServeError(ValueError):
@@ -46,14 +49,25 @@ def serve(
     except OSError as error:
         raise ServeError(f"the server cannot listen on {host}, port {chosen}: {error}") from None
     print(f"Parallel Trainer: http://{_shown(host)}:{chosen}", flush=True)
-    stopped.wait()
+    supervisor = Supervisor(runs_dir)
+    while not stopped.wait(TICK):
+        supervisor.tick()
     page.close(verbose=False)
-    living = Supervisor(runs_dir).living()
-    if living is not None:
-        print(
-            f"{living.id} trains on. To stop it: {python()} -m trainer stop {living.id}{runs_flag(runs_dir)}",
-            flush=True,
-        )
+    _say_what_goes_on(supervisor)
+
+
+def _say_what_goes_on(supervisor: Supervisor) -> None:
+    living, queued = supervisor.living(), supervisor.queued()
+    for run in living:
+        print(f"{run.id} trains on. To stop it: {_stop_command(run)}")
+    for run in queued:
+        when = "starts when its devices are free" if living else "starts when the page is opened again"
+        print(f"{run.id} is queued and {when}. To take it out of the queue: {_stop_command(run)}")
+    sys.stdout.flush()
+
+
+def _stop_command(run: Run) -> str:
+    return f"{python()} -m trainer stop {run.id}{runs_flag(run.path.parent)}"
 
 
 def free_port(host: str, asked: int | None) -> int:

@@ -1,61 +1,33 @@
-"""Starting, stopping and resuming runs: facts about processes only. Imports no gradio and no torch.
+"""What the page may do to runs: start, queue, stop, resume. Imports no gradio and no torch.
 
-A run belongs to its directory. A trainer is a session of its own that outlives this server; after a restart it is
-found again by the directory, as is one that a shell started. `launch.json` says who was launched, so a trainer that
-dies before it could write anything is seen as dead, also when this server is gone by then.
+A run belongs to its directory, and its place in the queue to `trainer.queue`: nothing is kept here, so any number of
+servers, shells and programs may share a runs directory, and a restarted server finds all runs as they are.
 """
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
+from trainer.background import TRAINER, start_waiting
 from trainer.config import TrainConfig
-from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
-from trainer.events import EventWriter
-from trainer.placement import Placement, place
-from trainer.processes import alive, identity
-from trainer.runs import RUN_ID, Run, RunError, RunStatus, iter_runs, read_json, write_atomic
+from trainer.placement import Placement
+from trainer.queue import locked, placement_now, runs_at_work, waiting_runs
+from trainer.runs import RUN_ID, Run, RunError, RunStatus
 
-try:
-    import fcntl
-except ImportError:  # Windows: one server for each runs directory is then up to the user
-    fcntl = None  # type: ignore[assignment]
-
-ROOT = Path(__file__).resolve().parent.parent
-
-# What the trainer has no use for: secrets of the user, settings of this server, and another torchrun's group.
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY")
-_DROPPED_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "GRADIO_", "WANDB_", "TORCHELASTIC_", "PARALLEL_TRAINER_AUTH")
-_DROPPED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-
-
-def trainer_environment() -> dict[str, str]:
-    """This process's environment without what a trainer must not see."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _DROPPED
-        and not name.startswith(_DROPPED_PREFIXES)
-        and not any(word in name.upper() for word in _SECRET_WORDS)
-    }
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+LONGEST_QUEUE = 100  # runs
 
 
 def placement(config: TrainConfig) -> Placement:
     """Where `config` would run on this machine now. Raises ConfigError."""
-    return place(config, list_gpus(), cpu_cores(), cpu_has_bf16())
+    return placement_now(config)
 
 
 class Supervisor:
-    """Launches trainers for one runs directory; at most one at a time, over all servers that share it."""
+    """Acts on one runs directory. Thread-safe."""
 
-    def __init__(self, runs_dir: Path, trainer: Sequence[str] = (sys.executable, "-m", "trainer")):
+    def __init__(self, runs_dir: Path, trainer: Sequence[str] = TRAINER):
         self.runs_dir = runs_dir.resolve()
         self._trainer = tuple(trainer)
         self._thread_lock = threading.Lock()
@@ -69,40 +41,64 @@ class Supervisor:
                 return run
         raise RunError(f"there is no run {str(run_id)[:64]!r} here")
 
-    def living(self) -> Run | None:
-        """The newest run with a process at work, whoever started it."""
-        for run in iter_runs(self.runs_dir):
-            known = run.identity()  # first the cheap question: most runs ended long ago
-            if known and alive(known) and run.state().status.living:
-                return run
-        return None
+    def living(self) -> list[Run]:
+        """The runs with a process at work, newest first, whoever started them."""
+        return [run for run, _ in runs_at_work(self.runs_dir) if run.state().status.living] + [
+            run for run in waiting_runs(self.runs_dir) if run.state().status.living
+        ]
+
+    def queued(self) -> list[Run]:
+        """The runs that wait for their devices, first come first."""
+        return [run for run in waiting_runs(self.runs_dir) if run.state().status == RunStatus.QUEUED]
 
     def start(self, config: TrainConfig) -> Run:
-        """Launch a trainer for a new run. Raises ConfigError, or RunError while another run is training."""
+        """A new run, started now or as soon as its devices are free.
+
+        Raises ConfigError, or RunError if it cannot be started or too many wait already.
+        """
         placement(config)
-        with self._lock():
-            self._refuse_if_living()
-            run = Run.create(self.runs_dir, config)
-            self._launch(run)
+        if len(list(islice(waiting_runs(self.runs_dir), LONGEST_QUEUE))) >= LONGEST_QUEUE:
+            raise RunError(f"{LONGEST_QUEUE} runs wait already: delete or cancel some of them first")
+        run = Run.create(self.runs_dir, config)
+        self._start(run)
         return run
 
     def resume(self, run_id: object, epochs: int) -> Run:
-        """Train a run that has ended on to `epochs` epochs in all. Raises ConfigError or RunError."""
+        """Queue a run that has ended, to train to `epochs` epochs in all. Raises ConfigError or RunError."""
         run = self.run(run_id)
-        with self._lock():
-            self._refuse_if_living()
+        with locked(self.runs_dir):
             placement(run.config().changed(epochs=epochs))
             run.prepare_resume(epochs)
-            self._launch(run)
+        self._start(run)
         return run
 
+    def _start(self, run: Run) -> None:
+        start_waiting(self.runs_dir, self._trainer)
+        state = run.state()
+        if state.status == RunStatus.FAILED:
+            raise RunError(state.error[:1].lower() + state.error[1:])
+
+    def tick(self) -> None:
+        """Start what waits and can be started; called each second. Troubles show in the runs and come again."""
+        with contextlib.suppress(RunError):
+            start_waiting(self.runs_dir, self._trainer)
+
     def stop(self, run_id: object) -> Run:
-        """Ask a run to stop and see to it in the background that it does. Raises RunError if it is not training."""
+        """Ask a run to stop and see to it in the background that it does; takes a queued one out of the queue.
+
+        Raises RunError if it has ended.
+        """
+        from trainer.stop import stop_run
+
         run = self.run(run_id)
         status = run.state().status
+        if status == RunStatus.QUEUED:
+            stop_run(run)
+            return run
         if not status.living:
             raise RunError(f"{run.id} is not training: it is {status}")
-        run.ask_to_stop()
+        with contextlib.suppress(OSError):  # a full disk: the ladder goes on without
+            run.ask_to_stop()
         with self._thread_lock:
             if run.id in self._stopping:
                 return run
@@ -118,76 +114,4 @@ class Supervisor:
         finally:
             with self._thread_lock:
                 self._stopping.discard(run.id)
-
-    def _refuse_if_living(self) -> None:
-        other = self.living()
-        if other is not None:
-            raise RunError(f"{other.id} is training on this machine: stop it first, or wait until it has ended")
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """One at a time, over the threads of this server and over all servers of this runs directory."""
-        with self._thread_lock:
-            try:
-                self.runs_dir.mkdir(parents=True, exist_ok=True)
-                file = (self.runs_dir / ".lock").open("w")
-            except OSError as error:
-                raise RunError(f"the runs directory {self.runs_dir} cannot be written: {error.strerror}") from error
-            with file:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                yield
-
-    def _launch(self, run: Run) -> None:
-        events_offset = run.events_path.stat().st_size if run.events_path.exists() else 0
-        log_offset = run.log_path.stat().st_size if run.log_path.exists() else 0
-        record = {"pid": 0, "start": "", "started": time.time(), "events_offset": events_offset}
-        try:
-            with run.log_path.open("ab") as log:
-                process = subprocess.Popen(
-                    [*self._trainer, "train", "--run", str(run.path)],
-                    cwd=ROOT,
-                    env=trainer_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            write_atomic(run.launch_path, json.dumps(record))
-            _write_end(run, f"The trainer could not be started: {error}")
-            raise RunError(f"the trainer could not be started: {error}") from error
-        # A process that is gone already has no start time, and no process ever has an empty one.
-        record["pid"], record["start"] = identity(process.pid) or (process.pid, "")
-        write_atomic(run.launch_path, json.dumps(record))
-        threading.Thread(target=self._reap, args=(run, process, log_offset), name=f"reap {run.id}", daemon=True).start()
-
-    def _reap(self, run: Run, process: subprocess.Popen, log_offset: int) -> None:
-        """Take the exit code, so that no zombie stays, and speak for a trainer that died without a word."""
-        code = process.wait()
-        with contextlib.suppress(RunError), self._lock():
-            launched = read_json(run.launch_path)
-            if launched is None or launched.get("pid") != process.pid:
-                return  # deleted, or launched anew
-            if run.has_claim or run.stop_path.exists() or run.state().status != RunStatus.INTERRUPTED:
-                return
-            reason = last_line(run.log_path, log_offset) or f"exit code {code}"
-            _write_end(run, f"The trainer did not start: {reason}")
-
-
-def last_line(path: Path, offset: int = 0) -> str:
-    """The last line with something in it that was written after `offset`; "" if there is none."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(offset, size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-
-
-def _write_end(run: Run, error: str) -> None:
-    writer = EventWriter(run.events_path)
-    writer.write("end", status=str(RunStatus.FAILED), error=error, rank=None, step=0)
-    writer.close()
+            self.tick()

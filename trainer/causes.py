@@ -1,0 +1,42 @@
+"""What kind of trouble an error is, and what to do about it. Imports no torch: kinds are known by their words."""
+
+import errno
+
+# The `cause` of an `end` event.
+CAUSES = ("signal", "exit", "exception", "hang", "port", "memory", "disk", "data", "checkpoint", "nonfinite")
+
+ADVICE = {
+    "memory": "try a smaller batch, a smaller network or fewer processes",
+    "disk": "see that the disk has room and can be written, then resume",
+    "port": "the ranks could not meet on this machine: look for a firewall on its loopback, then resume",
+    "hang": "if it is only slow, raise the silence limit; then resume from the last checkpoint",
+    "exception": "the log has the whole trace",
+}
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "unable to allocate", "bad alloc")
+_PORT_WORDS = ("eaddrinuse", "address already in use", "connection refused", "failed to listen")
+_BY_NAME = {
+    "MemoryError": "memory",
+    "OutOfMemoryError": "memory",
+    "DataError": "data",
+    "CheckpointError": "checkpoint",
+    "DistNetworkError": "port",
+}
+
+
+def cause_of(error: BaseException) -> str:
+    """One of CAUSES; "exception" for what is none of the others."""
+    words = str(error).lower()
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return "disk"
+    if (isinstance(error, OSError) and error.errno == errno.ENOMEM) or any(word in words for word in _MEMORY_WORDS):
+        return "memory"
+    if any(word in words for word in _PORT_WORDS):
+        return "port"
+    return _BY_NAME.get(type(error).__name__, "exception")
+
+
+def with_advice(text: str, cause: str) -> str:
+    advice = ADVICE.get(cause)
+    return f"{text}: {advice}" if advice else text

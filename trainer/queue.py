@@ -1,0 +1,161 @@
+"""Whose turn it is: runs wait for their devices in the order in which they were queued. Imports no torch.
+
+A queued run is a directory that nobody has claimed. Whoever wants to train one (a shell, a trainer that a page
+started) comes here, and under one lock for the runs directory takes it if its devices are free and no run before it
+waits for them. A device is busy as long as the process that claimed it lives. The CPU counts as one device.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.config import ConfigError, TrainConfig
+from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
+from trainer.events import EventWriter
+from trainer.log import say
+from trainer.placement import Placement, place
+from trainer.processes import alive, recorded_identity
+from trainer.runs import Run, RunError, RunStatus, iter_runs
+
+POLL = 0.5  # seconds between two looks at the queue
+CPU = "cpu"
+_ANY = "*"  # what a run holds that does not say what it holds
+
+Turn = Placement | list[Run] | ConfigError  # where it may train now, or the runs it waits for, or why it never can
+
+
+@contextmanager
+def locked(runs_dir: Path) -> Iterator[None]:
+    """One at a time, over all threads and processes that use this runs directory. Raises RunError."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        file = (runs_dir / ".lock").open("w")
+    except OSError as error:
+        raise RunError(f"the runs directory {runs_dir} cannot be written: {error.strerror}") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # freed by the kernel if this process dies
+        yield
+
+
+def placement_now(config: TrainConfig, busy: Sequence[str] = ()) -> Placement:
+    """Where `config` would run on this machine, where it leaves the choice on GPUs that are not `busy`.
+
+    Raises ConfigError.
+    """
+    gpus = sorted(list_gpus(), key=lambda gpu: gpu.uuid in busy)
+    return place(config, gpus, cpu_cores(), cpu_has_bf16())
+
+
+def devices_of(placement: Placement) -> tuple[str, ...]:
+    return tuple(gpu.uuid for gpu in placement.gpus) or (CPU,)
+
+
+def waiting_runs(runs_dir: Path) -> list[Run]:
+    """The queue: runs that nobody has claimed, first come first."""
+    unclaimed = [run for run in iter_runs(runs_dir) if not run.has_claim]
+    return sorted((run for run in unclaimed if _waits(run)), key=lambda run: (run.queued_at, run.id))
+
+
+def _waits(run: Run) -> bool:
+    """Not so if a trainer was started for it and died before it could claim it."""
+    launch = run.launch()
+    return "pid" not in launch or bool(launch.get("waiting")) or has_trainer(run)
+
+
+def has_trainer(run: Run) -> bool:
+    """Whether a living trainer was started for this queued run, or waits for its turn."""
+    known = recorded_identity(run.launch())
+    return known is not None and alive(known)
+
+
+def runs_at_work(runs_dir: Path, leaving: Run | None = None) -> Iterator[tuple[Run, list[str]]]:
+    """Claimed runs but `leaving` whose process lives, newest first, with the devices that they hold."""
+    for run in iter_runs(runs_dir):
+        if leaving is not None and run.id == leaving.id:
+            continue
+        record = run.process() if run.has_claim else None
+        known = recorded_identity(record)
+        if record and known and alive(known):
+            yield run, record.get("devices") or [_ANY]
+
+
+def turns(runs_dir: Path, extra: Run | None = None, leaving: Run | None = None) -> Iterator[tuple[Run, Turn]]:
+    """The queue in its order. What waits keeps its devices from those behind it: nobody is overtaken for ever.
+
+    `extra` is a run that is not found by its name, as one given by a path; the devices of `leaving` count as free.
+    """
+    taken = {device: run for run, devices in runs_at_work(runs_dir, leaving) for device in devices}
+    queue = waiting_runs(runs_dir)
+    if extra is not None and all(run.id != extra.id for run in queue):
+        queue.append(extra)
+    for run in queue:
+        try:
+            placement = placement_now(run.config(), list(taken))
+        except ConfigError as error:
+            yield run, error
+            continue
+        except RunError:  # deleted meanwhile
+            continue
+        wanted = devices_of(placement)
+        before = [taken[_ANY]] if _ANY in taken else list(dict.fromkeys(taken[d] for d in wanted if d in taken))
+        yield run, before or placement
+        for device in wanted:
+            taken.setdefault(device, run)
+
+
+def wait_for_turn(run: Run) -> Placement | None:
+    """Wait until the run's devices are free, and claim it. None if it was stopped or deleted while it waited.
+
+    Raises ConfigError if this machine cannot place it, RunError if another process claimed it.
+    """
+    told: list[Run] = []
+    while True:
+        answer = _try(run)
+        if not isinstance(answer, list):
+            return answer
+        if answer != told:
+            names = " and ".join(other.id for other in answer)
+            say(f"queued: {run.id} starts when {names} {'has' if len(answer) == 1 else 'have'} ended")
+            told = answer
+        time.sleep(POLL)
+
+
+def _try(run: Run) -> Placement | list[Run] | None:
+    with locked(run.path.parent):
+        if not (run.path / "config.json").exists():
+            say(f"{run.id} was deleted")
+            return None
+        if run.has_claim:
+            if run.state().status == RunStatus.STOPPED:
+                return None
+            raise RunError(f"{run.id} was already started, by process {(run.process() or {}).get('pid')}")
+        if run.stop_path.exists():
+            _cancel(run)
+            say(f"{run.id} was taken out of the queue")
+            return None
+        answer = next(turn for other, turn in turns(run.path.parent, run) if other.id == run.id)
+        if isinstance(answer, ConfigError):
+            raise answer
+        if isinstance(answer, Placement):
+            run.claim(devices_of(answer))
+        else:
+            run.wait_here()
+        return answer
+
+
+def cancel(run: Run) -> bool:
+    """Take a queued run out of the queue: it counts as stopped and can be resumed. False if it is not queued."""
+    with locked(run.path.parent):
+        if run.has_claim or run.state().status != RunStatus.QUEUED:
+            return False
+        _cancel(run)
+        return True
+
+
+def _cancel(run: Run) -> None:
+    run.claim()  # so that nobody starts it any more
+    writer = EventWriter(run.events_path)
+    writer.write("end", status="stopped", error="taken out of the queue", rank=None, step=0, cause=None)
+    writer.close()
