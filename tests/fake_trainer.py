@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.queue import wait_for_turn
 from trainer.runs import Run, event_writer
 
 run = Run(Path(sys.argv[sys.argv.index("--run") + 1]))
@@ -14,7 +15,8 @@ if behaviour == "broken":
     raise ModuleNotFoundError("No module named 'torch'")
 if behaviour == "mute":
     sys.exit(0)
-run.claim()
+if wait_for_turn(run) is None:
+    sys.exit(0)
 events = event_writer(run)
 events.write("start", step=0)
 if behaviour == "quick":

@@ -21,14 +21,17 @@ def test_importing_the_app_leaves_torch_out():
 
 @pytest.mark.parametrize(
     "module",
-    ["config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame", "__main__"],
+    [
+        *("config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame"),
+        *("queue", "background", "signals", "pulse", "causes", "launch", "__main__"),
+    ],
 )
 def test_the_contracts_need_no_torch(module: str):
     assert "torch" not in loaded_after(f"import trainer.{module}")
 
 
 def test_the_way_to_the_first_step_loads_neither_the_page_nor_torchvision():
-    loaded = loaded_after("import trainer.launch")
+    loaded = loaded_after("import trainer.work")
     assert "torch" in loaded
     assert not {"torchvision", "gradio", "plotly"} & loaded
 

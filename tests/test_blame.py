@@ -46,38 +46,39 @@ def test_the_earliest_error_that_is_not_about_a_peer_is_the_cause(run: Run):
     rank(run, 0, 41, RuntimeError(PEER), age=5)
     rank(run, 1, 41, ZeroDivisionError("too late"), age=1)
     rank(run, 2, 40, ValueError("picture 7 is broken\nin detail"), age=3)
-    blame = find_blame(run, raised(0))
-    assert str(blame) == "Rank 2: ValueError: picture 7 is broken at step 40"
+    blame = find_blame(run.rank_records(), raised(0))
+    assert str(blame) == "Rank 2: ValueError: picture 7 is broken at step 40: the log has the whole trace"
     assert (blame.rank, blame.step) == (2, 40)
 
 
 def test_an_error_without_words_still_has_a_sentence(run: Run):
     rank(run, 0, error=AssertionError())
-    assert str(find_blame(run, raised(0))) == "Rank 0: AssertionError: no message before its first step"
+    blame = find_blame(run.rank_records(), raised(0))
+    assert str(blame).startswith("Rank 0: AssertionError: no message before its first step")
 
 
 def test_a_killed_rank_is_named_with_the_usual_reason(run: Run):
     rank(run, 0, 12, RuntimeError(PEER))
     rank(run, 1, 12)
-    blame = find_blame(run, exited(1, -9, "SIGKILL"))
+    blame = find_blame(run.rank_records(), exited(1, -9, "SIGKILL"))
     assert str(blame).startswith("Rank 1 was killed by SIGKILL at step 12, often a sign that the memory ran out")
     assert (blame.rank, blame.step) == (1, 12)
 
 
 def test_another_signal_is_named_without_a_guess(run: Run):
     rank(run, 1, 3)
-    assert str(find_blame(run, exited(1, -11, "SIGSEGV"))) == "Rank 1 was killed by SIGSEGV at step 3"
+    assert str(find_blame(run.rank_records(), exited(1, -11, "SIGSEGV"))) == "Rank 1 was killed by SIGSEGV at step 3"
 
 
 def test_an_exit_code_is_named(run: Run):
     rank(run, 0, 3, RuntimeError(PEER))
     rank(run, 1, 3)
-    assert str(find_blame(run, exited(1, 7))) == "Rank 1 ended with exit code 7 at step 3"
+    assert str(find_blame(run.rank_records(), exited(1, 7))) == "Rank 1 ended with exit code 7 at step 3"
 
 
 def test_a_rank_that_died_before_it_could_write_is_named(run: Run):
     rank(run, 0)
-    blame = find_blame(run, exited(1, -9, "SIGKILL"))
+    blame = find_blame(run.rank_records(), exited(1, -9, "SIGKILL"))
     assert str(blame).startswith("Rank 1 was killed by SIGKILL before its first step")
     assert (blame.rank, blame.step) == (1, 0)
 
@@ -85,49 +86,53 @@ def test_a_rank_that_died_before_it_could_write_is_named(run: Run):
 def test_a_rank_that_left_with_exit_code_0_is_the_cause_of_its_peers_complaints(run: Run):
     rank(run, 0, 9, RuntimeError(PEER))
     rank(run, 1, 8)
-    assert str(find_blame(run, raised(0))) == "Rank 1 stopped answering the other ranks at step 8"
+    assert str(find_blame(run.rank_records(), raised(0))) == "Rank 1 stopped answering the other ranks at step 8"
 
 
 def test_of_two_that_are_silent_the_one_silent_for_longer_is_named(run: Run):
     rank(run, 0, 9, RuntimeError("Timed out waiting 6000ms for recv"))
     rank(run, 1, 8, age=2)
     rank(run, 2, 7, age=9)
-    assert find_blame(run, raised(0)).rank == 2
+    assert find_blame(run.rank_records(), raised(0)).rank == 2
 
 
 def test_a_rank_ended_by_its_launcher_is_not_taken_for_the_cause(run: Run):
     rank(run, 0, 5, RuntimeError(PEER))
     rank(run, 1, 5)
-    assert str(find_blame(run, exited(0, -15, "SIGTERM"))) == "Rank 1 stopped answering the other ranks at step 5"
+    assert (
+        str(find_blame(run.rank_records(), exited(0, -15, "SIGTERM")))
+        == "Rank 1 stopped answering the other ranks at step 5"
+    )
 
 
 def test_ranks_that_all_leave_without_a_word_did_not_finish(run: Run):
     rank(run, 0, 5, age=1)
     rank(run, 1, 5, age=4)
-    assert str(find_blame(run, None)) == "Rank 1 ended without finishing its work at step 5"
+    assert str(find_blame(run.rank_records(), None)) == "Rank 1 ended without finishing its work at step 5"
 
 
 def test_the_one_that_did_not_finish_is_named_beside_those_that_did(run: Run):
     rank(run, 0, 5, done=True, age=9)
     rank(run, 1, 4)
-    assert find_blame(run, None).rank == 1
+    assert find_blame(run.rank_records(), None).rank == 1
 
 
 def test_with_nothing_but_complaints_the_longest_silent_is_named(run: Run):
     rank(run, 0, 5, RuntimeError(PEER), age=1)
     rank(run, 1, 4, RuntimeError(PEER), age=6)
-    assert str(find_blame(run, raised(0))) == "Rank 1 lost the connection to the other ranks at step 4"
+    blame = find_blame(run.rank_records(), raised(0))
+    assert str(blame).startswith("Rank 1 lost the connection to the other ranks at step 4")
 
 
 def test_ranks_that_never_were_are_told_with_the_reason(run: Run):
-    assert str(find_blame(run, OSError("no memory"))) == "the ranks could not be started: no memory"
+    assert str(find_blame(run.rank_records(), OSError("no memory"))) == "the ranks could not be started: no memory"
 
 
 def test_damaged_records_spoil_no_verdict(run: Run):
     rank(run, 1, 5, ValueError("mine"))
     (run.ranks_path / "0.json").write_text("{")
     (run.ranks_path / "2.json").write_text("[]")
-    assert find_blame(run, raised(1)).rank == 1
+    assert find_blame(run.rank_records(), raised(1)).rank == 1
 
 
 @pytest.mark.parametrize("sign", PEER_SIGNS)

@@ -159,7 +159,8 @@ def test_a_run_resumed_after_an_epoch_is_bit_equal_to_the_unbroken_one(runs_dir,
 
 def test_a_run_stopped_within_an_epoch_goes_on_bit_equal(runs_dir, pictures, start_process):
     settings = {"epochs": 4, "schedule": "cosine", "warmup": 1.0, "batch_size": 4}
-    whole, stopped = (new_run(runs_dir, pictures, **settings) for _ in range(2))
+    # In directories of their own: this process has trained one of them and so holds its device.
+    whole, stopped = (new_run(runs_dir / name, pictures, **settings) for name in ("whole", "stopped"))
     train(whole)
     process = start(start_process, stopped)
     await_true(lambda: len(events(stopped, "step")) >= 20, what="20 steps")

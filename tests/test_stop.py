@@ -11,7 +11,7 @@ from tests.conftest import await_true
 from trainer.config import TrainConfig
 from trainer.events import read_events
 from trainer.processes import alive, tree
-from trainer.runs import Run
+from trainer.runs import Run, RunError
 from trainer.stop import stop_run
 
 
@@ -98,10 +98,14 @@ def test_stopping_after_the_end_keeps_what_the_end_said(run: Run, actor, status:
     assert not run.stop_path.exists()
 
 
-def test_stopping_a_queued_run_starts_nothing(run: Run):
-    assert stop_run(run) == "queued"
-    assert not run.stop_path.exists()
-    assert not run.events_path.exists()
+def test_a_queued_run_is_taken_out_of_the_queue_and_nobody_can_start_it_any_more(run: Run):
+    assert stop_run(run) == "stopped"
+    assert run.state().status == "stopped"
+    assert "queue" in ends(run)[0]["error"]
+    with pytest.raises(RunError, match="already started"):
+        run.claim()
+    run.requeue()
+    assert run.state().status == "queued"
 
 
 def test_a_run_that_died_before_is_not_called_stopped(run: Run, actor):

@@ -40,6 +40,9 @@ def main(argv: list[str]) -> int:
         )
     except (ConfigError, RunError) as error:
         return _refuse(error)
+    except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return COMPLETED
 
 
 def _refuse(error: Exception) -> int:

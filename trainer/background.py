@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.events import EventWriter
 from trainer.placement import Placement
 from trainer.processes import identity
 from trainer.queue import has_trainer, locked, turns, waiting_runs
@@ -62,7 +61,7 @@ def start_waiting(
             if has_trainer(run):
                 continue
             if isinstance(turn, ConfigError):
-                _write_failed(run, f"This machine cannot train it as it is set up: {turn}", claim=True)
+                _fail(run, f"This machine cannot train it as it is set up: {turn}")
             elif isinstance(turn, Placement):
                 _start(run, tuple(trainer), environment or trainer_environment())
 
@@ -87,7 +86,7 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
                 start_new_session=True,
             )
     except OSError as error:
-        _write_failed(run, f"The trainer could not be started: {error}", claim=True)
+        _fail(run, f"The trainer could not be started: {error}")
         return
     # A process that is gone already has no start time, and no process ever has an empty one.
     record["pid"], record["start"] = identity(process.pid) or (process.pid, "")
@@ -105,16 +104,12 @@ def _reap(run: Run, process: subprocess.Popen, log_offset: int) -> None:
             return  # deleted, started anew, or it has spoken itself
         if run.state().status == RunStatus.INTERRUPTED:
             reason = last_line(run.log_path, log_offset) or f"exit code {code}"
-            _write_failed(run, f"The trainer did not start: {reason}")
+            _fail(run, f"The trainer did not start: {reason}")
 
 
-def _write_failed(run: Run, error: str, claim: bool = False) -> None:
-    with contextlib.suppress(RunError, OSError):
-        if claim:
-            run.claim()
-        writer = EventWriter(run.events_path)
-        writer.write("end", status="failed", error=error, rank=None, step=0, cause="exit")
-        writer.close()
+def _fail(run: Run, error: str) -> None:
+    with contextlib.suppress(RunError):  # claimed meanwhile, or it cannot be written: seen as interrupted
+        run.withdraw("failed", error)
 
 
 def last_line(path: Path, offset: int = 0) -> str:

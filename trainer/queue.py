@@ -13,7 +13,6 @@ from pathlib import Path
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
-from trainer.events import EventWriter
 from trainer.log import say
 from trainer.placement import Placement, place
 from trainer.processes import alive, recorded_identity
@@ -155,7 +154,4 @@ def cancel(run: Run) -> bool:
 
 
 def _cancel(run: Run) -> None:
-    run.claim()  # so that nobody starts it any more
-    writer = EventWriter(run.events_path)
-    writer.write("end", status="stopped", error="taken out of the queue", rank=None, step=0, cause=None)
-    writer.close()
+    run.withdraw("stopped", "taken out of the queue")

@@ -156,7 +156,7 @@ class Run:
     def rank_records(self) -> list[dict[str, Any]]:
         """What each rank wrote about itself, in the order of the ranks."""
         records = [read_json(path) for path in self.ranks_path.glob("*.json")]
-        return sorted((r for r in records if r and "rank" in r), key=lambda r: r["rank"])
+        return sorted((r for r in records if r and isinstance(r.get("rank"), int)), key=lambda r: r["rank"])
 
     def rank_identities(self) -> list[Identity]:
         return [known for known in map(recorded_identity, self.rank_records()) if known]
@@ -170,12 +170,21 @@ class Run:
 
         Raises RunError if another one has it. Does not ask whose turn it is: `trainer.queue` does.
         """
+        self._claim({**_here(), "devices": list(devices)})
+
+    def withdraw(self, status: str, error: str) -> None:
+        """End a queued run before any process has trained it. Raises RunError if one has claimed it."""
+        self._claim({"pid": None})
+        writer = EventWriter(self.events_path)
+        writer.write("end", status=status, error=error, rank=None, step=0, cause="exit" if status == "failed" else None)
+        writer.close()
+
+    def _claim(self, owner: dict[str, Any]) -> None:
         size = self.events_path.stat().st_size if self.events_path.exists() else 0
         record = {
-            **_here(),
+            **owner,
             "started": time.time(),
             "argv": sys.argv,
-            "devices": list(devices),
             "events_offset": size,  # what lies before it was written by an earlier process
             "versions": _versions(),
         }

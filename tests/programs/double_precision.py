@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
-from trainer import launch as launching
+from trainer import spawn
+from trainer.launch import launch
 from trainer.runs import Run
 
-rank_main = launching._rank_main
+rank_main = spawn._rank_main
 
 
 def double_rank_main(*args) -> None:
@@ -18,9 +19,9 @@ def double_rank_main(*args) -> None:
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
-    launching._rank_main = double_rank_main
+    spawn._rank_main = double_rank_main
     for path in sys.argv[1:]:
         run = Run(Path(path))
         run.claim()
-        if launching.launch(run).status != "completed":
+        if launch(run).status != "completed":
             sys.exit(1)
