@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.datasets import cifar10, store
+from trainer.datasets import cifar10, download, store
 from trainer.datasets.prepare import DataError, available, prepare
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -195,16 +195,16 @@ def test_without_a_connection_it_says_within_seconds_what_to_put_where(server, t
 
 
 def test_a_server_that_never_answers_ends_within_seconds(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(download, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent_server:
         monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{silent_server.getsockname()[1]}/x.tar.gz")
-        assert "no answer" in assert_explained(tmp_path / "data", within=5)
+        assert "does not answer" in assert_explained(tmp_path / "data", within=5)
 
 
 def test_a_download_that_stalls_ends_and_leaves_nothing(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
     server.behaviour = "stall"
-    assert "timed out" in assert_explained(tmp_path / "data", within=10)
+    assert "does not answer" in assert_explained(tmp_path / "data", within=10)
 
 
 def test_a_download_that_breaks_off_says_where(server, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import small_files
-from trainer.events import EventTail, EventWriter, read_events
+from trainer.events import MAX_LINE, EventTail, EventWriter, read_events
 
 
 @pytest.fixture
@@ -80,14 +80,10 @@ def test_positions_are_where_the_lines_begin(path: Path):
     ]
 
 
-def test_lines_longer_than_a_chunk_are_whole(path: Path):
-    for size in (EventTail.CHUNK - 40, EventTail.CHUNK, 2 * EventTail.CHUNK + 7):
+def test_long_lines_are_whole_and_endless_ones_are_skipped(path: Path):
+    for size in (1 << 20, MAX_LINE - 100, MAX_LINE + 100, 3 * MAX_LINE, 7):
         write(path, "warning", text="x" * size)
-    assert [len(event["text"]) for event in read_events(path)] == [
-        EventTail.CHUNK - 40,
-        EventTail.CHUNK,
-        2 * EventTail.CHUNK + 7,
-    ]
+    assert [len(event["text"]) for event in read_events(path)] == [1 << 20, MAX_LINE - 100, 7]
 
 
 def test_a_tail_gives_each_event_once(path: Path):

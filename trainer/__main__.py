@@ -21,7 +21,7 @@ COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
 RunsDir = Annotated[Path, tyro.conf.arg(help="where the run directories are")]
 RunName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="a run's id, its path, or `latest`")]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document and nothing else")]
-Which = Annotated[Literal["best", "last"], tyro.conf.arg(help="which checkpoint")]
+Which = Annotated[Literal["best", "last", "previous"], tyro.conf.arg(help="which checkpoint")]
 
 
 def main(argv: list[str]) -> int:

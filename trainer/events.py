@@ -11,15 +11,48 @@ import errno
 import json
 import math
 import os
+import stat
 import time
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from trainer.files import open_regular
 from trainer.log import STDERR, say
 
 VERSION = 1
+MAX_LINE = 4 << 20  # bytes; our longest line, the `start` of ten thousand classes, has a quarter of that
 Event = dict[str, Any]
-NUMBERS = ("time", "step", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm", "count")
+
+LARGEST = 2**53  # beyond, a float and a browser no longer count
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (float, int) and abs(value) <= LARGEST  # type: ignore[arg-type]  # NaN fails as well
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_texts(value: object) -> bool:
+    return type(value) is list and all(type(item) is str for item in value)
+
+
+# What a reader may take for granted about a key that is there and not null; a line that breaks it is a bad line.
+TYPES: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("time", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm"), _is_number),
+    **dict.fromkeys(("v", "step", "count", "rank", "world_size", "threads"), _is_whole),
+    **dict.fromkeys(("parameters", "total_steps", "steps_per_epoch"), _is_whole),
+    **dict.fromkeys(("kind", "text", "status", "error", "path", "run", "backend", "precision"), _is_text),
+    **dict.fromkeys(("devices", "classes"), _is_texts),
+    "config": lambda value: type(value) is dict,
+}
 
 
 def _finite(fields: Event) -> Event:
@@ -28,28 +61,30 @@ def _finite(fields: Event) -> Event:
     return {**fields, **dict.fromkeys(bad), "nonfinite": True} if bad else fields
 
 
-class EventWriter:
-    """Appends events. A failing disk is reported once on stderr and never stops the training."""
+class LineWriter:
+    """Appends JSON lines. A failing disk is told once on stderr, until it works again, and never raises."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.failure: OSError | None = None  # of the newest line
         self._fd: int | None = None
-        self._complained = False
 
-    def write(self, kind: str, **fields: Any) -> None:
-        event = {"kind": kind, "time": round(time.time(), 3), **_finite(fields)}
-        line = json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n"
+    def append(self, value: dict[str, Any]) -> bool:
+        """Whether the line was written; one that was not, or in part, spoils none of the others."""
+        line = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+        before = self.failure
         try:
-            self._append(line.encode())
-            self._complained = False
+            self._append(line.encode(errors="replace"))  # a file's name may hold bytes that are no text
+            self.failure = None
         except OSError as error:
-            if not self._complained:
+            self.failure = error
+            if before is None:
                 say(f"warning: cannot write {self.path}: {error}", STDERR)
-            self._complained = True
+        return self.failure is None
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._fd = _open_for_appending(self.path)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":  # a killed writer or a full disk tore the last line
             data = b"\n" + data
@@ -62,50 +97,88 @@ class EventWriter:
             self._fd = None
 
 
+def _open_for_appending(path: Path) -> int:
+    """Raises OSError, also for a pipe, to which a write might wait for ever."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is a pipe", str(path))
+
+
+class EventWriter(LineWriter):
+    """Appends events."""
+
+    def write(self, kind: str, **fields: Any) -> bool:
+        """Whether the event is in the file; never raises for a failing disk."""
+        return self.append({"kind": kind, "time": round(time.time(), 3), **_finite(fields)})
+
+
 class EventTail:
     """Reads what was appended since the last call. `generation` rises when the file was cut or replaced."""
-
-    CHUNK = 1 << 20
 
     def __init__(self, path: Path):
         self.path = path
         self.offset = 0
         self.generation = 0
+        self._within_long_line = False
 
-    def read(self) -> list[tuple[int, Event]]:
-        """New whole events as (byte position, event). Bad lines are skipped, a torn last line is left for later."""
+    def read(self, limit: int | None = None) -> list[tuple[int, Event]]:
+        """New whole events as (byte position, event), at most `limit`; the next call goes on behind them.
+
+        Bad lines and those beyond MAX_LINE are skipped, a torn last line is left for later.
+        """
+        return list(islice(self.stream(), limit))
+
+    def stream(self) -> Iterator[tuple[int, Event]]:
+        """The same one by one, so that a reader which folds them never holds more than one line.
+
+        `generation` is up to date when this returns; what is not taken from it comes with the next call.
+        """
         try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self.offset:
-                    self.offset = 0
-                    self.generation += 1
-                return list(self._events(file))
+            file = open_regular(self.path)
         except OSError:
-            return []
+            return iter(())
+        if os.fstat(file.fileno()).st_size < self.offset:
+            self.offset, self._within_long_line = 0, False
+            self.generation += 1
+        return self._events(file)
 
-    def _events(self, file):
-        file.seek(self.offset)
-        rest = b""
-        while chunk := file.read(self.CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                position = self.offset
-                self.offset += len(line) + 1
-                event = _parse(line)
-                if event is not None:
-                    yield position, event
+    def _events(self, file: BinaryIO) -> Iterator[tuple[int, Event]]:
+        try:
+            with file:
+                file.seek(self.offset)
+                while line := file.readline(MAX_LINE):
+                    is_whole = line.endswith(b"\n")
+                    if not is_whole and len(line) < MAX_LINE:
+                        return
+                    position, is_first = self.offset, not self._within_long_line
+                    self.offset += len(line)
+                    self._within_long_line = not is_whole
+                    event = _parse(line) if is_whole and is_first else None
+                    if event is not None:
+                        yield position, event
+        except OSError:  # the disk fails: what could be read was given, the rest comes when it works again
+            return
 
 
 def _parse(line: bytes) -> Event | None:
+    """The event of a line; None if it is none, whatever else it may be."""
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):
+        if b"\\u" in line:  # half a pair of surrogates is no text: it cannot be sent or printed
+            json.dumps(event, ensure_ascii=False).encode()
+    except (ValueError, RecursionError, MemoryError):
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+    if not isinstance(event, dict) or event.get("kind") is None:
         return None
-    return event if all(isinstance(event.get(key), int | float | None) for key in NUMBERS) else None
+    for key, value in event.items():
+        check = TYPES.get(key)
+        if check is not None and value is not None and not check(value):
+            return None
+    return event
 
 
 def read_events(path: Path) -> list[Event]:
     """All events of a file; [] if there is none."""
-    return [event for _, event in EventTail(path).read()]
+    return [event for _, event in EventTail(path).stream()]

@@ -1,10 +1,11 @@
 """What a trained network makes of pictures. Runs on the CPU, so it never takes memory from a run on the GPUs."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from trainer.data import EVAL_BATCH, normalise, to_tensor
 from trainer.datasets.prepare import prepare
 from trainer.models import MODELS, build_model
 from trainer.pictures import PictureError, read_picture, to_input
-from trainer.runs import Run
+from trainer.runs import CHECKPOINTS, Run
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,33 @@ class Predictor:
         return self.logits(pictures).softmax(1).numpy()
 
 
-def load_predictor(run: Run, name: Literal["best", "last"] = "best") -> Predictor:
-    """The network of a run's checkpoint, verified. Raises CheckpointError, a ValueError with one sentence."""
+def load_predictor(run: Run, name: str = "best") -> Predictor:
+    """The network of a run's checkpoint `best`, `last` or `previous`, verified.
+
+    Raises CheckpointError, a ValueError with one sentence, which names another checkpoint of the run if one loads.
+    """
+    try:
+        return _predictor(run, name)
+    except CheckpointError as error:
+        other = next((other for other in CHECKPOINTS if other != name and _loads(run, other)), None)
+        if other is None:
+            raise
+        file = run.checkpoint_path(other).name
+        raise CheckpointError(f"{error}; {file} of this run can be used: choose it with --checkpoint {other}") from None
+
+
+def _loads(run: Run, name: str) -> bool:
+    try:
+        return bool(_predictor(run, name))
+    except CheckpointError:
+        return False
+
+
+def _predictor(run: Run, name: str) -> Predictor:
     path = run.checkpoint_path(name)
-    if not path.exists():
-        raise CheckpointError(f"{run.id} has no {path.name} yet: it is written after the first epoch")
+    if not os.path.lexists(path):
+        when = "the second" if name == "previous" else "the first"
+        raise CheckpointError(f"{run.id} has no {path.name} yet: it is written after {when} epoch")
     state = checkpoint.load(path)
     try:
         model_name, classes = state["config"]["model"], [str(c) for c in state["classes"]]
@@ -53,9 +76,11 @@ def load_predictor(run: Run, name: Literal["best", "last"] = "best") -> Predicto
         model = build_model(model_name, len(classes))
         model.load_state_dict(state["model"])
         normalisation = {key: [float(v) for v in state["normalise"][key]] for key in ("mean", "std")}
+        if any(len(values) != 3 for values in normalisation.values()):
+            raise ValueError("three colours")
     except CheckpointError:
         raise
-    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # what does not fit raises nearly anything
         raise CheckpointError(f"{path} does not fit its network ({type(error).__name__})") from None
     return Predictor(model.float().eval(), classes, normalisation, int(state["step"]), path)
 
@@ -81,7 +106,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path]) -> list[dict[str,
     return results
 
 
-def evaluate_run(run: Run, name: Literal["best", "last"] = "best") -> dict[str, Any]:
+def evaluate_run(run: Run, name: str = "best") -> dict[str, Any]:
     """Count a checkpoint's answers on all test pictures of its data set.
 
     Returns {checkpoint, step, loss, accuracy, correct, count, per_class: {class: accuracy}, answers: [class index
@@ -110,7 +135,7 @@ def evaluate_run(run: Run, name: Literal["best", "last"] = "best") -> dict[str, 
     }
 
 
-def export_run(run: Run, name: Literal["best", "last"], target: Path) -> None:
+def export_run(run: Run, name: str, target: Path) -> None:
     """Write a checkpoint's weights as safetensors, with network, classes and normalisation in its header.
 
     Raises CheckpointError for the checkpoint and OSError for the target.
@@ -125,4 +150,9 @@ def export_run(run: Run, name: Literal["best", "last"], target: Path) -> None:
         "step": str(predictor.step),
     }
     weights = {key: value.contiguous() for key, value in predictor.model.state_dict().items()}
-    target.write_bytes(save(weights, metadata=header))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(save(weights, metadata=header))
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@
     system.jsonl    CPU, memory and GPUs, each second
     train.log       all output
     ranks/<n>.json  pid, heartbeat, step and error of each rank
-    last.pt best.pt checkpoints, each with its SHA-256 beside it
+    last.pt previous.pt best.pt checkpoints, each with its SHA-256 beside it
     stop            its existence asks the run to stop
 
 The status is derived from these files and the living processes each time; it is never stored. A run without
@@ -29,11 +29,13 @@ from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
+from trainer.files import sync_folder
 from trainer.processes import Identity, alive, identity, recorded_identity
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
 
+CHECKPOINTS = ("last", "previous", "best")  # in the order in which a resumed run tries them
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 
@@ -41,12 +43,18 @@ class RunError(ValueError):
     """What was asked of a run cannot be done; the text says why."""
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` as a whole: a reader sees the old text or the new, never a part."""
+def write_atomic(path: Path, text: str, sync: bool = False) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new, never a part; with `sync` a power cut too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        with temporary.open("w") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if sync:
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -87,8 +95,13 @@ class Run:
         return self.path / "ranks"
 
     def checkpoint_path(self, name: str) -> Path:
-        assert name in ("last", "best")
+        assert name in CHECKPOINTS
         return self.path / f"{name}.pt"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from; whether it can be used shows when it is read."""
+        return any(os.path.lexists(self.checkpoint_path(name)) for name in CHECKPOINTS)
 
     @classmethod
     def create(cls, runs_dir: Path, config: TrainConfig, waits_here: bool = False) -> "Run":

@@ -18,6 +18,7 @@ from trainer.models import build_model
 from trainer.parallel import Worker, wrap
 from trainer.pulse import Phase
 from trainer.ranks import RankRecord
+from trainer.restore import restore
 from trainer.runs import Run
 
 ARTICLE_NORMALISATION = {"mean": [0.5] * 3, "std": [0.5] * 3}
@@ -45,6 +46,7 @@ class Session:
     steps_per_epoch: int
     total_steps: int
     step: int = 0  # optimizer steps made
+    save_failed: bool = False  # the newest checkpoint could not be written, which was told
     best: dict[str, Any] = field(
         default_factory=lambda: {"accuracy": None, "step": 0, "evaluated": 0, "evaluations_since": 0}
     )
@@ -87,7 +89,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, record: RankRecord) -> Session:
-    """Build everything, and go on from `last.pt` if the run has one. Raises CheckpointError."""
+    """Build everything, and go on from the run's checkpoint if it has one. Raises CheckpointError."""
     device = worker.device
     measured = {"mean": list(prepared.mean), "std": list(prepared.std)}
     normalisation = ARTICLE_NORMALISATION if config.model == "tutorial" else measured
@@ -130,29 +132,11 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
         steps_per_epoch=steps_per_epoch,
         total_steps=min(total_steps, config.max_steps or total_steps),
     )
-    if run.checkpoint_path("last").exists():
-        _restore(session, checkpoint.load(run.checkpoint_path("last")))
+    restore(session)
     if config.compile and device.type == "cuda":
         model.compile()  # in place: the names of the weights stay as they are
     session.net = wrap(model, worker)
     return session
-
-
-def _restore(session: Session, state: dict[str, Any]) -> None:
-    if state["classes"] != session.classes:
-        raise checkpoint.CheckpointError("last.pt was trained on other classes than the data set has now")
-    if state["epoch"] != state["step"] // session.steps_per_epoch:
-        raise checkpoint.CheckpointError("last.pt was trained on another number of pictures than the data set has now")
-    try:
-        session.model.load_state_dict(state["model"])
-        session.optimizer.load_state_dict(state["optimizer"])
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise checkpoint.CheckpointError(f"last.pt does not fit these settings: {reason}") from None
-    for group in session.optimizer.param_groups:  # the settings of this run decide, not those of the file
-        group["weight_decay"] = session.config.weight_decay
-    session.scaler.load_state_dict(state["schedule"]["scaler"])
-    session.step, session.best = state["step"], state["best"]
 
 
 def save(session: Session, accuracy: float | None = None, is_best: bool = False) -> None:
@@ -160,7 +144,7 @@ def save(session: Session, accuracy: float | None = None, is_best: bool = False)
     if not session.worker.is_main:
         return
     session.record.at(Phase.SAVING)
-    last, best = session.run.checkpoint_path("last"), session.run.checkpoint_path("best")
+    last, previous, best = (session.run.checkpoint_path(name) for name in ("last", "previous", "best"))
     state = {
         "model": session.model.state_dict(),
         "optimizer": session.optimizer.state_dict(),
@@ -172,15 +156,29 @@ def save(session: Session, accuracy: float | None = None, is_best: bool = False)
         "classes": session.classes,
         "normalise": session.normalisation,
     }
+    path = last
     try:
-        checkpoint.save(last, state)
+        checkpoint.save(last, state, previous)
         session.emit("checkpoint", step=session.step, path=last.name, accuracy=accuracy)
+        session.save_failed = False
         if is_best:
+            path = best
             checkpoint.promote(last, best)
             session.emit("checkpoint", step=session.step, path=best.name, accuracy=accuracy)
     except OSError as error:
-        text = f"The checkpoint of step {session.step} could not be written ({error.strerror}); training goes on."
-        session.emit("warning", text=text)
-        session.say(text)
+        _tell_failure(session, path.name, error)
     finally:
         session.record.at(Phase.STEPPING)
+
+
+def _tell_failure(session: Session, name: str, error: OSError) -> None:
+    """Once, until a checkpoint can be written again."""
+    if session.save_failed:
+        return
+    session.save_failed = True
+    text = (
+        f"{name} of step {session.step} could not be written ({error.strerror or error}); "
+        "training goes on and tries again after each epoch."
+    )
+    session.emit("warning", text=text)
+    session.say(text)

@@ -4,7 +4,6 @@ Each line: {time, cpu: percent of all cores, memory: bytes of the run's processe
 memory: bytes, power: watts}]}.
 """
 
-import json
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 
 from trainer.devices import nvml
+from trainer.events import LineWriter
 from trainer.runs import Run
 
 PERIOD = 1.0  # seconds
@@ -34,15 +34,19 @@ def sample_system(run: Run) -> Iterator[None]:
 
 
 def _sample(run: Run, done: threading.Event) -> None:
+    """A sample that cannot be taken or written is left out; the next one is tried all the same."""
     me = psutil.Process()
     psutil.cpu_percent()
-    with nvml() as lib, suppress(OSError):
+    writer = LineWriter(run.path / "system.jsonl")
+    with nvml() as lib:
         while not done.wait(PERIOD):
-            line = {"time": round(time.time(), 3), "cpu": psutil.cpu_percent(), "memory": _memory(me)}
-            if lib is not None:
-                line["gpus"] = _gpus(lib)
-            with (run.path / "system.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with suppress(OSError, psutil.Error):
+                line = {"time": round(time.time(), 3), "cpu": psutil.cpu_percent(), "memory": _memory(me)}
+                if lib is not None:
+                    with suppress(lib.NVMLError):  # a driver that was reset: its processor and memory still count
+                        line["gpus"] = _gpus(lib)
+                writer.append(line)
+    writer.close()
 
 
 def _memory(root: psutil.Process) -> int:

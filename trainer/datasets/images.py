@@ -1,18 +1,21 @@
 """Your own pictures: a folder or an archive laid out train/<class>/* and, if there is one, test/<class>/*. No torch.
 
 Everything may lie inside one top folder. The class is the folder below train/, however deep the file is below that.
+
+Everything with the name of a picture that is no folder counts as a picture. One that cannot be read (damaged, cut,
+empty, of more than 10 MB or 16 million pixels, not permitted, a link that leads nowhere, a pipe, gone since it was
+listed) is left out and named, as long as they are no more than 1 in 100; else all is refused, naming the first.
 """
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer.datasets.decode import decode, seldom
 from trainer.datasets.listing import (
     ARCHIVES,
     Entry,
@@ -21,17 +24,13 @@ from trainer.datasets.listing import (
     folder_entries,
     identity,
     is_archive,
-    read_entry,
 )
 from trainer.datasets.store import Arrays, DataError, Progress, Source
-from trainer.pictures import SIZE, PictureError, read_picture, to_input
 
 LAYOUT = "expected train/<class>/<picture> with two or more classes and, if you have one, test/<class>/<picture>"
 TEST_SHARE = 0.1
 SPLIT_SEED = 0  # not the run's seed: every run is tested on the same pictures
 UNREADABLE_SHARE = 0.01
-CHUNK = 512
-THREAD_BYTES = 16_384  # smaller pictures decode faster in one thread than in two
 
 
 class _Item(NamedTuple):
@@ -44,32 +43,33 @@ def on_disk(data_dir: str) -> bool:
     return _location(data_dir) is not None
 
 
-def source(data_dir: str) -> Source:
+def source(data_dir: str, progress: Progress = lambda _text: None) -> Source:
     """Raises DataError if there is nothing at `data_dir`."""
     path = _location(data_dir)
     if path is None:
         raise DataError(f"{data_dir} is neither a folder nor a {', '.join(ARCHIVES)} file: {LAYOUT}")
+    tick = seldom(lambda: progress(f"Looking into {path.name}"))
     try:
-        entries = None if path.is_file() else list(folder_entries(path))
+        entries = None if os.path.isfile(path) else list(folder_entries(path, tick))
         name = f"images-{identity(path, entries)}"
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): allow reading it") from error
-    return Source(name, lambda _scratch, progress: _build(path, entries, progress))
+        raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): allow reading it") from error
+    return Source(name, lambda progress: _build(path, entries, progress))
 
 
 def _location(data_dir: str) -> Path | None:
     """The folder or archive; for a folder without train/ that holds exactly one archive, that archive."""
-    path = Path(data_dir).expanduser()
+    path = Path(os.path.expanduser(data_dir))
     if is_archive(path):
         return path
+    if not os.path.isdir(path):
+        return None
     try:
-        if not path.is_dir():
-            return None
         inside = list(path.iterdir())
     except OSError:
         return path
     archives = [item for item in inside if not item.name.startswith(".") and is_archive(item)]
-    has_train = (path / "train").is_dir() or any((item / "train").is_dir() for item in inside if item.is_dir())
+    has_train = os.path.isdir(path / "train") or any(os.path.isdir(item / "train") for item in inside)
     return archives[0] if len(archives) == 1 and not has_train else path
 
 
@@ -77,9 +77,15 @@ def _build(path: Path, entries: list[Entry] | None, progress: Progress) -> Array
     try:
         if entries is not None:
             return _arrays(path, None, entries, progress)
-        progress(f"Looking into {path.name}")
-        with archive_reader(path) as archive:
-            return _arrays(path, archive, archive_entries(archive), progress)
+        newest = f"Looking into {path.name}"
+
+        def tell(text: str) -> None:
+            nonlocal newest
+            newest = text
+            progress(text)
+
+        with archive_reader(path, seldom(lambda: progress(newest))) as archive:
+            return _arrays(path, archive, archive_entries(archive), tell)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}): allow reading it or make it again") from error
 
@@ -87,7 +93,7 @@ def _build(path: Path, entries: list[Entry] | None, progress: Progress) -> Array
 def _arrays(path: Path, archive: Any, entries: list[Entry], progress: Progress) -> Arrays:
     items = _laid_out(path, entries)
     classes = _classes(path, items)
-    images, bad = _decode(archive, items, progress)
+    images, bad = decode(archive, [item.entry for item in items], progress)
     if len(bad) > UNREADABLE_SHARE * len(items):
         first, reason = bad[0]
         raise DataError(
@@ -145,51 +151,6 @@ def _classes(path: Path, items: list[_Item]) -> list[str]:
     if len(train) < 2:
         raise DataError(f"{path}: there is only one class, {train.pop()}: {LAYOUT}")
     return sorted(train)
-
-
-def _decode(archive: Any, items: list[_Item], progress: Progress) -> tuple[np.ndarray, list[tuple[str, str]]]:
-    """All readable pictures in the order of `items`, and (name, reason) of the others."""
-    order = (
-        sorted(range(len(items)), key=lambda i: _offset(items[i].entry)) if archive is not None else range(len(items))
-    )
-    images = np.empty((len(items), SIZE, SIZE, 3), np.uint8)
-    bad: dict[int, str] = {}
-    total = sum(item.entry.size for item in items)
-    threads = len(os.sched_getaffinity(0)) if total > THREAD_BYTES * len(items) else 1
-    with ThreadPoolExecutor(threads) as pool:
-        done = 0
-        for chunk in _chunks(order):
-            files = [(i, read_entry(archive, items[i].entry)) for i in chunk]
-            run = pool.map if threads > 1 else map
-            for index, outcome in run(_one, files):
-                if isinstance(outcome, str):
-                    bad[index] = outcome
-                else:
-                    images[index] = outcome
-            done += len(files)
-            progress(f"Reading pictures: {done:,} of {len(items):,}")
-    kept = np.ones(len(items), bool)
-    kept[list(bad)] = False
-    return (images[kept] if bad else images), [(items[i].entry.name, bad[i]) for i in sorted(bad)]
-
-
-def _offset(entry: Entry) -> int:
-    handle = entry.handle
-    return handle.header_offset if hasattr(handle, "header_offset") else handle.offset
-
-
-def _chunks(order: Iterable[int]) -> Iterator[list[int]]:
-    iterator = iter(order)
-    while chunk := list(islice(iterator, CHUNK)):
-        yield chunk
-
-
-def _one(file: tuple[int, bytes]) -> tuple[int, np.ndarray | str]:
-    index, data = file
-    try:
-        return index, to_input(read_picture(data))
-    except PictureError as error:
-        return index, str(error)
 
 
 def _skipped(total: int, bad: list[tuple[str, str]]) -> str:

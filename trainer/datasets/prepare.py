@@ -14,9 +14,10 @@ __all__ = ["DataError", "Prepared", "Progress", "Sizes", "available", "cached", 
 def prepare(config: TrainConfig, progress: Progress) -> Prepared:
     """The pictures for `config`, downloaded, unpacked or generated once and from then on taken from the cache.
 
-    `progress` is told in words what takes time. Raises DataError.
+    `progress` is told in words what takes time, several times a second and also when that has not changed, so that it
+    can end the work: what it raises leaves nothing half-made. Raises DataError.
     """
-    return obtain(_source(config), progress)
+    return obtain(_source(config, progress), progress)
 
 
 def cached(config: TrainConfig) -> Prepared | None:
@@ -48,10 +49,10 @@ def available(config: TrainConfig) -> bool:
     return True
 
 
-def _source(config: TrainConfig) -> Source:
+def _source(config: TrainConfig, progress: Progress = lambda _text: None) -> Source:
     match config.dataset:
         case "cifar10":
             return cifar10.source(config.data_dir)
         case "images":
-            return images.source(config.data_dir)
+            return images.source(config.data_dir, progress)
     return shapes.source()

@@ -19,16 +19,16 @@ Field = np.ndarray  # (n, 32, 32): coordinates, or distances in pixels, negative
 
 
 def source() -> Source:
-    return Source(f"shapes-{VERSION}", lambda _scratch, progress: build(progress))
+    return Source(f"shapes-{VERSION}", build)
 
 
 def build(progress: Progress = lambda _text: None) -> Arrays:
     """8,000 training and 2,000 test pictures; label i % 10, so that any stretch of them is balanced."""
-    progress("Drawing 10,000 shapes")
     rng = np.random.Generator(np.random.PCG64(SEED))
     total = SIZES.num_train + SIZES.num_test
     pictures = np.empty((total, SIDE, SIDE, 3), np.uint8)
     for label, outline in enumerate(CLASSES.values()):
+        progress("Drawing 10,000 shapes")
         pictures[label :: len(CLASSES)] = _draw(rng, outline, total // len(CLASSES))
     labels = np.arange(total, dtype=np.int64) % len(CLASSES)
     cut = SIZES.num_train

@@ -4,20 +4,24 @@
     <cache>/<name>.lock      held (flock) while one process builds; the others wait for it
     <cache>/.<name>.building what is being built; renamed at the end, removed by the next builder after a crash
 
-<cache> is $PARALLEL_TRAINER_CACHE or ~/.cache/parallel-trainer.
+<cache> is $PARALLEL_TRAINER_CACHE or ~/.cache/parallel-trainer. meta.json holds the SHA-256 of each array, and a seal
+over itself. `obtain`, which runs once before any rank starts, checks all of them: reading 180 MB takes 0.1 s, and
+they are about to be read anyway. Opening checks what takes no time: the seal, the shapes, and the labels, of which a
+wrong one would crash the training.
 """
 
-import fcntl
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from trainer.datasets.arrays import check_part, colour_statistics, digest, open_array, read_meta, save_array, write_meta
+from trainer.datasets.locks import TakenError, locked, refuse
 
 Progress = Callable[[str], None]
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -67,15 +71,15 @@ class Prepared(Arrays):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from. `name` changes when its content does; `build(scratch folder, progress)` reads it."""
+    """Where a data set comes from. `name` changes when its content does; `build(progress)` reads it."""
 
     name: str
-    build: Callable[[Path, Progress], Arrays]
+    build: Callable[[Progress], Arrays]
 
 
 def cache_root() -> Path:
     chosen = os.environ.get("PARALLEL_TRAINER_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "parallel-trainer"
+    return Path(os.path.expanduser(chosen or "~/.cache/parallel-trainer"))
 
 
 def cached(source: Source) -> Prepared | None:
@@ -88,8 +92,10 @@ def cached(source: Source) -> Prepared | None:
 def open_prepared(path: Path) -> Prepared:
     """The data set that `prepare` put into `path`. Raises DataError if it is not there or not whole."""
     try:
-        meta = json.loads((path / "meta.json").read_text())
-        arrays = {part: np.load(path / f"{part}.npy", mmap_mode="r", allow_pickle=False) for part in PARTS}
+        meta = read_meta(path)
+        arrays = {part: open_array(path / f"{part}.npy") for part in PARTS}
+        for part in ("train", "test"):
+            check_part(path, part, meta, arrays)
         return Prepared(
             classes=tuple(meta["classes"]),
             notes=tuple(meta["notes"]),
@@ -102,13 +108,38 @@ def open_prepared(path: Path) -> Prepared:
         raise DataError(f"{path} holds no whole prepared data set ({error}): delete it and start again") from error
 
 
+def _is_undamaged(found: Prepared, progress: Progress) -> bool:
+    """Whether the pictures are those that were written. Tells `progress` what it does."""
+
+    def tick() -> None:
+        progress("Checking the prepared pictures")
+
+    known = read_meta(found.path)["sha256"]
+    return all(digest(found.path / f"{name}.npy", tick) == known[name] for name in ("train_images", "test_images"))
+
+
+def _checked(source: Source, progress: Progress) -> Prepared | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = open_prepared(cache_root() / source.name)
+        return found if _is_undamaged(found, progress) else None
+    return None
+
+
 def obtain(source: Source, progress: Progress) -> Prepared:
-    """The data set from the cache, built now if need be. Raises DataError."""
-    found = cached(source)
+    """The data set from the cache, built now if need be. Raises DataError.
+
+    `progress` is told at least twice a second what goes on, also when that is the same; what it raises ends the work
+    and leaves nothing half-made.
+    """
+    found = _checked(source, progress)
     if found is None:
         root = _writable(cache_root())
-        with _locked(root / f"{source.name}.lock", progress):
-            found = cached(source) or _build(root, source, progress)
+        waiting = "Waiting for another process that prepares the same pictures"
+        try:
+            with locked(root / f"{source.name}.lock", lambda: progress(waiting)):
+                found = _checked(source, progress) or _build(root, source, progress)
+        except OSError as error:  # of the lock; the builder has its own words
+            raise _not_writable(root, error) from error
     with suppress(OSError):
         os.utime(found.path / "meta.json")  # in use: not outdated
     return found
@@ -116,14 +147,13 @@ def obtain(source: Source, progress: Progress) -> Prepared:
 
 def _build(root: Path, source: Source, progress: Progress) -> Prepared:
     building, final = root / f".{source.name}.building", root / source.name
+    _remove_leftovers(root, source.name)
     try:
         for leftover in (building, final):  # `final` was there, but not whole
             shutil.rmtree(leftover, ignore_errors=True)
-        scratch = building / "scratch"
-        scratch.mkdir(parents=True)
-        arrays = source.build(scratch, progress)
-        shutil.rmtree(scratch)
-        _save(building, arrays)
+        arrays = source.build(progress)
+        building.mkdir()
+        _save(building, arrays, progress)
         os.rename(building, final)
     except OSError as error:
         raise _not_writable(root, error) from error
@@ -133,27 +163,25 @@ def _build(root: Path, source: Source, progress: Progress) -> Prepared:
     return open_prepared(final)
 
 
-def _save(folder: Path, arrays: Arrays) -> None:
-    for part in PARTS:
-        np.save(folder / f"{part}.npy", getattr(arrays, part), allow_pickle=False)
-    mean, std = colour_statistics(arrays.train_images)
-    meta = {"classes": arrays.classes, "notes": arrays.notes, "mean": mean, "std": std}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+def _save(folder: Path, arrays: Arrays, progress: Progress) -> None:
+    """No fsync: what a power cut tears does not have its hash, and is built again."""
+
+    def tick() -> None:
+        progress("Saving the pictures")
+
+    digests = {part: save_array(folder / f"{part}.npy", getattr(arrays, part), tick) for part in PARTS}
+    mean, std = colour_statistics(arrays.train_images, tick)
+    meta = {"classes": list(arrays.classes), "notes": list(arrays.notes), "mean": mean, "std": std, "sha256": digests}
+    write_meta(folder, meta)
 
 
-def colour_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of (N, 32, 32, 3) uint8, on a scale of 0 to 1.
-
-    Counted by pixel value: exact, and without a copy of the pictures as floats. A std is at least 1/255.
-    """
-    counts = np.zeros((3, 256), np.int64)
-    for start in range(0, len(images), 2048):  # bincount makes int64 of what it counts
-        for channel in range(3):
-            counts[channel] += np.bincount(images[start : start + 2048, ..., channel].ravel(), minlength=256)
-    weights, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
-    mean = weights @ values
-    std = np.sqrt((weights * (values - mean[:, None]) ** 2).sum(1))
-    return [round(float(m), 6) for m in mean], [round(max(1 / 255, float(s)), 6) for s in std]
+def _remove_leftovers(root: Path, own: str) -> None:
+    """What killed builders of other data sets left, where nobody builds those now; their locks go as well."""
+    names = {path.name[1:].removesuffix(".building") for path in root.glob(".*.building")}
+    names |= {path.name.removesuffix(".lock") for path in root.glob("[!.]*.lock")}
+    for name in names - {own}:
+        with suppress(OSError, TakenError), locked(root / f"{name}.lock", refuse):
+            shutil.rmtree(root / f".{name}.building", ignore_errors=True)
 
 
 def _forget_outdated(final: Path) -> None:
@@ -163,22 +191,6 @@ def _forget_outdated(final: Path) -> None:
         with suppress(OSError):
             if other.parent != final and time.time() - other.stat().st_mtime > UNUSED_DAYS * 86_400:
                 shutil.rmtree(other.parent, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """One process at a time; the kernel frees the lock of a process that dies."""
-    try:
-        file = path.open("a")
-    except OSError as error:
-        raise _not_writable(path.parent, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("Waiting for another process that prepares the same pictures")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _writable(root: Path) -> Path:

@@ -1,0 +1,71 @@
+"""Files that anybody may have put there, and files that must survive a power cut. Imports no torch."""
+
+import errno
+import os
+import re
+import shutil
+import stat
+import time
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+
+import psutil
+
+CLOCK_SLACK = 2.0  # seconds between the clocks of a file system and of the kernel
+STALE_SECONDS = 60.0  # a run's directory is begun and finished within milliseconds
+_TEMPORARY = re.compile(r"\..+\.(\d+)")  # .<name>.<pid of the process that writes it>
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a file for reading. Raises OSError at once for what is no file: a pipe would block, a device never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the files that they lead to. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot, and need not, do this
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files `.<name>.<pid>` that killed processes left; those of living ones stay."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match is None:
+                continue
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and not _is_at_work(int(match[1]), entry.stat().st_mtime):
+                    os.unlink(entry.path)
+
+
+def _is_at_work(pid: int, written: float) -> bool:
+    """Whether the process that wrote at `written` still lives; a later one may have its number."""
+    try:
+        return psutil.Process(pid).create_time() <= written + CLOCK_SLACK
+    except (psutil.NoSuchProcess, OverflowError, ValueError):
+        return False
+    except psutil.Error:
+        return True
+
+
+def remove_stale_folders(runs_dir: Path) -> None:
+    """Remove what a killed process left beside the runs: `.<id>`, begun and not finished, and `.deleted-<id>`."""
+    with suppress(OSError):
+        for entry in list(os.scandir(runs_dir)):
+            if re.fullmatch(r"\.(deleted-)?\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}", entry.name):
+                with suppress(OSError):
+                    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                    if entry.name.startswith(".deleted-") or age > STALE_SECONDS:
+                        shutil.rmtree(entry.path, ignore_errors=True)
