@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.datasets.prepare import Prepared, prepare
 from trainer.events import EventWriter
 from trainer.log import say
-from trainer.loop import Outcome
+from trainer.outcome import Outcome
 from trainer.placement import Placement
 from trainer.processes import kill_children
 from trainer.pulse import Board, Watch

@@ -11,20 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.augment import plan_epoch
+from trainer.outcome import Outcome
 from trainer.parallel import reduce_sum, share_buffers
 from trainer.pulse import Phase
 from trainer.session import Session, save
 
 LONGEST_APART = 20  # steps on a GPU after which the ranks look at loss and stop at the latest
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: completed, stopped or diverged."""
-
-    status: str
-    step: int
-    error: str = ""
 
 
 def lr_factor(step: int, total_steps: int, warmup_steps: float, schedule: str) -> float:

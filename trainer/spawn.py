@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from trainer.blame import blame_silence, find_blame
 from trainer.config import TrainConfig
-from trainer.loop import Outcome
+from trainer.outcome import Outcome
 from trainer.placement import Placement
 from trainer.processes import leave_when_parent_dies
 from trainer.pulse import Board, Phase, Watch

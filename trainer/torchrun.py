@@ -13,7 +13,7 @@ from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.events import EventWriter
 from trainer.launch import pin
 from trainer.log import say
-from trainer.loop import Outcome
+from trainer.outcome import Outcome
 from trainer.placement import Placement, place
 from trainer.queue import devices_of, locked
 from trainer.ranks import RankRecord

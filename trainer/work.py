@@ -10,8 +10,9 @@ from trainer.allocator import keep_freed_memory
 from trainer.config import TrainConfig
 from trainer.datasets.prepare import open_prepared
 from trainer.devices import cpu_name
-from trainer.loop import Outcome, train
+from trainer.loop import train
 from trainer.models import num_parameters
+from trainer.outcome import Outcome
 from trainer.parallel import Worker
 from trainer.placement import Placement
 from trainer.pulse import Phase
