@@ -18,6 +18,7 @@ from trainer.events import read_events
 from trainer.runs import Run, iter_runs, list_runs
 
 SMALL = ["--preset", "smoke", "--max-steps", "2", "--batch-size", "8", "--devices", "cpu", "--label", "for the tests"]
+SMALL += ["--precision", "fp32"]  # the precision of predictions
 PREDICTION_KEYS = ["file", "label", "probability", "probabilities", "error"]
 
 

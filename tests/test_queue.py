@@ -215,6 +215,21 @@ def test_a_runs_directory_that_cannot_be_written_is_refused(tmp_path: Path):
         pass
 
 
+def test_a_lock_that_a_suspended_process_holds_is_told_instead_of_waited_for(
+    runs_dir: Path, start_process, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue, "LOCK_PATIENCE", 0.3)
+    code = (
+        "import os, signal, sys; from pathlib import Path; from trainer.queue import locked\n"
+        "with locked(Path(sys.argv[1])): print('mine', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    holder = start_process(sys.executable, "-c", code, runs_dir, stdout=-1)
+    assert holder.stdout.readline() == "mine\n"
+    with pytest.raises(RunError, match="held the lock"), queue.locked(runs_dir):
+        pass
+    holder.kill()
+
+
 def test_the_lock_of_a_killed_process_is_free(runs_dir: Path, start_process):
     code = (
         "import sys, time; from pathlib import Path; from trainer.queue import locked\n"

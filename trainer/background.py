@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.causes import DISK_ERRORS
 from trainer.config import ConfigError
 from trainer.placement import Placement
 from trainer.processes import identity
@@ -75,6 +76,7 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
         "events_offset": run.events_path.stat().st_size if run.events_path.exists() else 0,
     }
     try:
+        write_atomic(run.launch_path, json.dumps(record))  # fails on a full disk while there is nothing to clean up
         with run.log_path.open("ab") as log:
             process = subprocess.Popen(
                 [*trainer, "train", "--run", str(run.path)],
@@ -86,12 +88,18 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
                 start_new_session=True,
             )
     except OSError as error:
+        if error.errno in DISK_ERRORS:  # it stays in the queue until there is room
+            raise RunError(f"{run.path} cannot be written: {error.strerror}") from error
         _fail(run, f"The trainer could not be started: {error}")
         return
     # A process that is gone already has no start time, and no process ever has an empty one.
     record["pid"], record["start"] = identity(process.pid) or (process.pid, "")
-    with contextlib.suppress(OSError):  # the trainer that runs notes itself when it claims
+    try:
         write_atomic(run.launch_path, json.dumps(record))
+    except OSError as error:  # nobody would know of it, and another would be started
+        process.kill()
+        process.wait()
+        raise RunError(f"{run.path} cannot be written: {error.strerror}") from error
     threading.Thread(target=_reap, args=(run, process, log_offset), name=f"reap {run.id}", daemon=True).start()
 
 

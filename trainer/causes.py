@@ -13,7 +13,7 @@ ADVICE = {
     "exception": "the log has the whole trace",
 }
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "unable to allocate", "bad alloc")
 _PORT_WORDS = ("eaddrinuse", "address already in use", "connection refused", "failed to listen")
 _BY_NAME = {
@@ -28,7 +28,7 @@ _BY_NAME = {
 def cause_of(error: BaseException) -> str:
     """One of CAUSES; "exception" for what is none of the others."""
     words = str(error).lower()
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return "disk"
     if (isinstance(error, OSError) and error.errno == errno.ENOMEM) or any(word in words for word in _MEMORY_WORDS):
         return "memory"

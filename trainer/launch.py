@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from trainer.blame import Blame, blame_silence
 from trainer.causes import cause_of, with_advice
@@ -59,7 +58,7 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
     for text in placement.warnings:
         events.write("warning", text=text)
         say(text)
-    prepared = _prepare(config, events, run.stop_path)
+    prepared = _prepare(run, config, events)
     pin(placement)
     if placement.world_size > 1:
         from trainer.spawn import train_in_ranks
@@ -69,7 +68,7 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
 
     board = Board(1)
     record = RankRecord(run, 0, board)
-    with _watched(board, config, events):
+    with _watched(run, board, config, events):
         try:
             return run_rank(run, config, placement, prepared.path, record, 0)
         except BaseException as error:
@@ -77,13 +76,13 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
             raise
 
 
-def _prepare(config: TrainConfig, events: EventWriter, stop_path: Path) -> Prepared:
+def _prepare(run: Run, config: TrainConfig, events: EventWriter) -> Prepared:
     """Make the data ready once, before any rank exists. Progress becomes events, at most two a second."""
     last = 0.0
 
     def progress(text: str) -> None:
         nonlocal last
-        if stop_path.exists():
+        if run.stop_path.exists() or not run.is_there:
             raise KeyboardInterrupt
         if time.monotonic() - last >= 0.5:
             last = time.monotonic()
@@ -108,16 +107,20 @@ def pin(placement: Placement) -> None:
 
 
 @contextmanager
-def _watched(board: Board, config: TrainConfig, events: EventWriter) -> Iterator[None]:
-    """End this process if the rank that it is itself gives no sign of progress. A thread can do so while the main
-    thread hangs in a call; only one that keeps the interpreter to itself is out of its reach."""
+def _watched(run: Run, board: Board, config: TrainConfig, events: EventWriter) -> Iterator[None]:
+    """End this process if the rank that it is itself gives no sign of progress, or if its run was deleted.
+
+    A thread can do so while the main thread hangs in a call, unless that keeps the interpreter to itself.
+    """
     done = threading.Event()
     watch = Watch(board, config.silence_limit)
 
     def look() -> None:
         while not done.wait(WATCH_PERIOD):
-            if silence := watch.look():
+            silence = watch.look()
+            if silence:
                 _write_failure(events, blame_silence(silence))
+            if silence or not run.is_there:
                 kill_children()
                 os._exit(1)
 

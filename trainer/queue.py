@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
@@ -19,6 +20,7 @@ from trainer.processes import alive, recorded_identity
 from trainer.runs import Run, RunError, RunStatus, iter_runs
 
 POLL = 0.5  # seconds between two looks at the queue
+LOCK_PATIENCE = 5.0  # seconds; it is held for milliseconds, unless its holder was suspended
 CPU = "cpu"
 _ANY = "*"  # what a run holds that does not say what it holds
 
@@ -30,12 +32,29 @@ def locked(runs_dir: Path) -> Iterator[None]:
     """One at a time, over all threads and processes that use this runs directory. Raises RunError."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
-        file = (runs_dir / ".lock").open("w")
+        file = (runs_dir / ".lock").open("a")
     except OSError as error:
         raise RunError(f"the runs directory {runs_dir} cannot be written: {error.strerror}") from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # freed by the kernel if this process dies
+        _lock(file, runs_dir)
         yield
+
+
+def _lock(file: IO, runs_dir: Path) -> None:
+    """The kernel frees it when the file is closed or this process dies."""
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"another process has held the lock of {runs_dir} for {LOCK_PATIENCE:g} s: is one suspended?"
+                ) from None
+            time.sleep(0.01)
+        except OSError as error:
+            raise RunError(f"the runs directory {runs_dir} cannot be locked: {error.strerror}") from error
 
 
 def placement_now(config: TrainConfig, busy: Sequence[str] = ()) -> Placement:
@@ -75,7 +94,7 @@ def runs_at_work(runs_dir: Path, leaving: Run | None = None) -> Iterator[tuple[R
         if leaving is not None and run.id == leaving.id:
             continue
         record = run.process() if run.has_claim else None
-        known = recorded_identity(record)
+        known = run.identity() if record else None
         if record and known and alive(known):
             yield run, record.get("devices") or [_ANY]
 

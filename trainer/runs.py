@@ -29,13 +29,14 @@ from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
-from trainer.files import sync_folder
+from trainer.files import open_regular, sync_folder
 from trainer.processes import Identity, alive, identity, recorded_identity
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
 
 CHECKPOINTS = ("last", "previous", "best")  # in the order in which a resumed run tries them
+MAX_CONFIG = 1 << 20  # bytes; what is longer is no config.json
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 
@@ -62,7 +63,8 @@ def write_atomic(path: Path, text: str, sync: bool = False) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it is missing, torn or something else."""
     try:
-        value = json.loads(path.read_text())
+        with open_regular(path) as file:
+            value = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -129,9 +131,10 @@ class Run:
     def config(self) -> TrainConfig:
         """Raises RunError if config.json is missing or not readable, ConfigError if a setting is not valid."""
         try:
-            return TrainConfig.from_json((self.path / "config.json").read_text())
-        except OSError as error:
-            raise RunError(f"{self.path} is not a run: its config.json cannot be read ({error.strerror})") from error
+            with open_regular(self.path / "config.json") as file:
+                return TrainConfig.from_json(file.read(MAX_CONFIG).decode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{self.path} is not a run: its config.json cannot be read ({error})") from error
 
     def write_config(self, config: TrainConfig) -> None:
         write_atomic(self.path / "config.json", config.model_dump_json(indent=1))
@@ -139,6 +142,11 @@ class Run:
     @property
     def launch_path(self) -> Path:
         return self.path / "launch.json"
+
+    @property
+    def is_there(self) -> bool:
+        """False once its directory was deleted or renamed."""
+        return (self.path / "config.json").exists()
 
     @property
     def has_claim(self) -> bool:
@@ -151,8 +159,8 @@ class Run:
 
     def process(self) -> dict[str, Any] | None:
         """Who has claimed the run; before that, who was started to do so; None if it waits in the queue."""
-        if self.has_claim:
-            return read_json(self.path / "process.json") or {"pid": None}  # claimed, by whom cannot be read
+        if self.has_claim:  # where the file cannot be read any more, the first rank knows better than nobody
+            return read_json(self.path / "process.json") or next(iter(self.rank_records()), {"pid": None})
         launch = self.launch()
         return launch if "pid" in launch and not launch.get("waiting") else None
 

@@ -39,6 +39,8 @@ def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_pat
         while not context.join(timeout=SPAWN_POLL, grace_period=PEER_GRACE):
             if silence := watch.look():
                 raise blame_silence(silence)
+            if not run.is_there:  # deleted: there is nothing left to train for
+                raise KeyboardInterrupt
     except Exception as error:
         if isinstance(error, mp.ProcessRaisedException | mp.ProcessExitedException):
             raise find_blame(_records(run, store, board), error) from error
