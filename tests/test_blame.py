@@ -70,6 +70,12 @@ def test_another_signal_is_named_without_a_guess(run: Run):
     assert str(find_blame(run.rank_records(), exited(1, -11, "SIGSEGV"))) == "Rank 1 was killed by SIGSEGV at step 3"
 
 
+def test_a_rank_that_somebody_terminated_is_named(run: Run):
+    rank(run, 0, 3, RuntimeError(PEER))
+    rank(run, 1, 3)
+    assert "Rank 1 was killed by SIGTERM at step 3" in str(find_blame(run.rank_records(), exited(1, -15, "SIGTERM")))
+
+
 def test_an_exit_code_is_named(run: Run):
     rank(run, 0, 3, RuntimeError(PEER))
     rank(run, 1, 3)

@@ -38,7 +38,8 @@ def find_blame(records: Sequence[dict[str, Any]], error: Exception | None) -> Bl
     exit_code = getattr(error, "exit_code", None)
     died = getattr(error, "error_index", None)
     record = next((r for r in records if r["rank"] == died), {"rank": died or 0, "step": 0})
-    if signal_name and signal_name != signal.SIGTERM.name:
+    # One that had noticed the loss of a peer before it was terminated was on its way out anyway.
+    if signal_name and (signal_name != signal.SIGTERM.name or "error" not in record):
         return _blame(record, f" was killed by {signal_name}", "signal", _SIGNAL_HINTS.get(signal_name, ""))
     if exit_code and not signal_name:
         return _blame(record, f" ended with exit code {exit_code}", "exit")
@@ -56,6 +57,7 @@ def find_blame(records: Sequence[dict[str, Any]], error: Exception | None) -> Bl
 
 _SIGNAL_HINTS = {
     "SIGKILL": ", often a sign that the memory ran out: try a smaller batch",
+    "SIGTERM": ", which somebody sent to this process alone",
     "SIGBUS": ", often a sign that shared memory or the disk is full",
 }
 
