@@ -79,7 +79,10 @@ def test_a_rank_that_somebody_terminated_is_named(run: Run):
 def test_an_exit_code_is_named(run: Run):
     rank(run, 0, 3, RuntimeError(PEER))
     rank(run, 1, 3)
-    assert str(find_blame(run.rank_records(), exited(1, 7))) == "Rank 1 ended with exit code 7 at step 3"
+    assert (
+        str(find_blame(run.rank_records(), exited(1, 7)))
+        == "Rank 1 ended with exit code 7 at step 3: the log may say why"
+    )
 
 
 def test_a_rank_that_died_before_it_could_write_is_named(run: Run):
@@ -92,7 +95,10 @@ def test_a_rank_that_died_before_it_could_write_is_named(run: Run):
 def test_a_rank_that_left_with_exit_code_0_is_the_cause_of_its_peers_complaints(run: Run):
     rank(run, 0, 9, RuntimeError(PEER))
     rank(run, 1, 8)
-    assert str(find_blame(run.rank_records(), raised(0))) == "Rank 1 stopped answering the other ranks at step 8"
+    assert (
+        str(find_blame(run.rank_records(), raised(0)))
+        == "Rank 1 stopped answering the other ranks at step 8: the log may say why"
+    )
 
 
 def test_of_two_that_are_silent_the_one_silent_for_longer_is_named(run: Run):
@@ -107,14 +113,17 @@ def test_a_rank_ended_by_its_launcher_is_not_taken_for_the_cause(run: Run):
     rank(run, 1, 5)
     assert (
         str(find_blame(run.rank_records(), exited(0, -15, "SIGTERM")))
-        == "Rank 1 stopped answering the other ranks at step 5"
+        == "Rank 1 stopped answering the other ranks at step 5: the log may say why"
     )
 
 
 def test_ranks_that_all_leave_without_a_word_did_not_finish(run: Run):
     rank(run, 0, 5, age=1)
     rank(run, 1, 5, age=4)
-    assert str(find_blame(run.rank_records(), None)) == "Rank 1 ended without finishing its work at step 5"
+    assert (
+        str(find_blame(run.rank_records(), None))
+        == "Rank 1 ended without finishing its work at step 5: the log may say why"
+    )
 
 
 def test_the_one_that_did_not_finish_is_named_beside_those_that_did(run: Run):

@@ -86,9 +86,11 @@ def _train(run: Run) -> int:
 
         return _exit_code(join_group(run).status)
     from trainer.background import start_waiting, trainer_environment
+    from trainer.processes import adopt_orphans, kill_children
     from trainer.queue import wait_for_turn
     from trainer.signals import StopOnSignal
 
+    adopt_orphans()
     environment = trainer_environment()  # before the ranks are pinned to their devices
     print(run.path, flush=True)
     with tee_output(run.log_path), StopOnSignal(run):
@@ -97,7 +99,10 @@ def _train(run: Run) -> int:
             return COMPLETED
         from trainer.launch import launch
 
-        status = launch(run, placement).status
+        try:
+            status = launch(run, placement).status
+        finally:
+            kill_children()  # what a rank started and left behind
     with suppress(RunError):
         start_waiting(run.path.parent, environment=environment, leaving=run)
     return _exit_code(status)

@@ -12,7 +12,8 @@ class Blame(RuntimeError):
     """The reason of a failed run in one sentence, with its kind and the rank and the step where it happened."""
 
     def __init__(self, text: str, rank: int, step: int, cause: str):
-        super().__init__(text)
+        # Whatever an error says is shown to people: no line breaks, no terminal codes.
+        super().__init__("".join(character if character.isprintable() else "?" for character in text))
         self.rank = rank
         self.step = step
         self.cause = cause

@@ -34,17 +34,10 @@ def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_pat
     arguments = (run.path, config, placement, data_path, store.port, board)
     context = mp.start_processes(_rank_main, arguments, nprocs=placement.world_size, join=False, start_method="spawn")
     assert context is not None
-    watch = Watch(board, config.silence_limit, context.pids())
     try:
-        while not context.join(timeout=SPAWN_POLL, grace_period=PEER_GRACE):
-            if silence := watch.look():
-                raise blame_silence(silence)
-            if not run.is_there:  # deleted: there is nothing left to train for
-                raise KeyboardInterrupt
-    except Exception as error:
-        if isinstance(error, mp.ProcessRaisedException | mp.ProcessExitedException):
-            raise find_blame(_records(run, store, board), error) from error
-        raise
+        _follow(context, store, run, Watch(board, config.silence_limit, context.pids()))
+    except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        raise find_blame(_records(run, store, board), error) from error
     finally:
         for process in context.processes:
             process.kill()
@@ -53,6 +46,24 @@ def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_pat
     if len(outcomes) < placement.world_size:  # exit code 0 alone proves nothing
         raise find_blame(records, None)
     return Outcome(**outcomes[0])
+
+
+def _follow(context: mp.ProcessContext, store: dist.TCPStore, run: Run, watch: Watch) -> None:
+    """Return when all ranks have left with exit code 0. Raises what `context` raises for any other, and Blame."""
+    while not context.join(timeout=SPAWN_POLL, grace_period=PEER_GRACE):
+        if silence := watch.look():
+            raise blame_silence(silence)
+        if any(_left_early(rank, process, store) for rank, process in enumerate(context.processes)):
+            raise find_blame(_records(run, store, watch.board), None)
+        if not run.is_there:  # deleted: there is nothing left to train for
+            raise KeyboardInterrupt
+
+
+def _left_early(rank: int, process: Any, store: dist.TCPStore) -> bool:
+    """Whether it left without having done its work, though with exit code 0: so does one that gets SIGINT."""
+    if process.exitcode != 0:
+        return False
+    return not store.check([_last_word(rank)]) or "done" not in json.loads(store.get(_last_word(rank)))
 
 
 def _records(run: Run, store: dist.TCPStore, board: Board) -> list[dict[str, Any]]:
