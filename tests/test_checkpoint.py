@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, small_files
+from tests.disks import fill, needs_small_disks, remount_read_only, small_disk
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError, MissingError, hash_path
 
@@ -236,6 +238,116 @@ def test_a_promoted_checkpoint_stays_as_it_was(path: Path):
     hash_path(path).unlink()
     path.unlink()
     assert checkpoint.load(best)["step"] == 1
+
+
+def test_what_a_save_replaces_is_kept_as_the_previous_one(path: Path):
+    previous = path.with_name("previous.pt")
+    for step in (1, 2, 3):
+        checkpoint.save(path, state(step), previous)
+        assert checkpoint.load(path)["step"] == step
+        assert step == 1 or checkpoint.load(previous)["step"] == step - 1
+    assert files(path) == ["last.pt", "last.pt.sha256", "previous.pt", "previous.pt.sha256"]
+
+
+def test_a_damaged_one_never_takes_the_place_of_the_previous_one(path: Path):
+    previous = path.with_name("previous.pt")
+    for step in (1, 2):
+        checkpoint.save(path, state(step), previous)
+    os.truncate(path, 1000)
+    checkpoint.save(path, state(3), previous)
+    assert (checkpoint.load(path)["step"], checkpoint.load(previous)["step"]) == (3, 1)
+
+
+def test_a_previous_one_that_cannot_be_kept_costs_no_save(path: Path):
+    previous = path.with_name("previous.pt")
+    previous.mkdir()
+    for step in (1, 2):
+        checkpoint.save(path, state(step), previous)
+    assert checkpoint.load(path)["step"] == 2
+    assert not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("crash_at", range(9))
+def test_a_save_that_dies_between_any_two_names_leaves_the_last_or_the_one_before(path: Path, monkeypatch, crash_at):
+    class Crash(BaseException):
+        pass
+
+    previous, calls = path.with_name("previous.pt"), []
+    for step in (1, 2):
+        checkpoint.save(path, state(step), previous)
+
+    def counted(real):
+        def call(*arguments):
+            calls.append(arguments)
+            if len(calls) > crash_at:
+                raise Crash
+            return real(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("replace", "link"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        with suppress(Crash):
+            checkpoint.save(path, state(3), previous)
+    last, before = checkpoint.load(path)["step"], checkpoint.load(previous)["step"]
+    assert (last, before) in ((2, 1), (3, 1), (3, 2))
+    checkpoint.save(path, state(4), previous)
+    assert (checkpoint.load(path)["step"], checkpoint.load(previous)["step"]) == (4, last)
+
+
+def test_a_power_cut_finds_nothing_under_a_name_that_was_not_flushed_and_whose_hash_is_not_known(
+    path: Path, monkeypatch
+):
+    """The order of the calls: every file is flushed before it is named, and a hash is durable before its file is."""
+    calls: list[tuple[str, str]] = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        calls.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        sync(descriptor)
+
+    def put(source: Path, target: Path) -> None:
+        calls.append(("name", target.name))
+        replace(source, target)
+
+    checkpoint.save(path, state(1))
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", put)
+    checkpoint.save(path, state(2), path.with_name("previous.pt"))
+    folder, pid = ("sync", path.parent.name), os.getpid()
+
+    def hashed(name: str) -> list[tuple[str, str]]:
+        return [("sync", f".{name}.sha256.{pid}"), ("name", f"{name}.sha256"), folder]
+
+    def installed(name: str) -> list[tuple[str, str]]:
+        return [*hashed(name), ("name", name), folder, *hashed(name)]
+
+    assert calls == [("sync", f".last.pt.{pid}"), *installed("last.pt"), *installed("previous.pt")]
+
+
+@needs_small_disks
+def test_a_disk_that_is_full_or_takes_no_writes_leaves_what_it_has(tmp_path: Path):
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        path, previous = disk / "last.pt", disk / "previous.pt"
+        for step in (1, 2):
+            checkpoint.save(path, state(step), previous)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(path, state(3, size=1_000_000), previous)
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(path, state(3), previous)
+        remount_read_only(disk)
+        with pytest.raises(OSError, match="Read-only"):
+            checkpoint.save(path, state(3), previous)
+        assert (checkpoint.load(path)["step"], checkpoint.load(previous)["step"]) == (2, 1)
+        assert not list(disk.glob(".*"))
+
+
+def test_a_hundred_damaged_checkpoints_are_refused_in_one_sentence_each(path: Path, start_process):
+    program = ROOT / "tests" / "programs" / "damaged_checkpoints.py"
+    out, _ = start_process(sys.executable, program, path.parent, stdout=-1, stderr=-3).communicate(timeout=280)
+    assert out.splitlines()[-1] == "100 of 100 refused", out
 
 
 def test_a_better_one_replaces_the_promoted(path: Path):

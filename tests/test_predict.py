@@ -1,6 +1,7 @@
 """Prediction gives what evaluation counted, from any checkpoint, and a sentence where it cannot."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from tests.conftest import small_files
 from trainer.checkpoint import CheckpointError
 from trainer.config import TrainConfig
 from trainer.datasets.prepare import prepare
@@ -105,6 +107,39 @@ def test_a_damaged_checkpoint_is_refused(trained: Run, runs_dir: Path):
     run.checkpoint_path("best").write_bytes(data)
     with pytest.raises(CheckpointError, match="damaged"):
         load_predictor(run, "best")
+
+
+def test_a_damaged_best_one_names_another_that_can_be_used_and_how(trained: Run, runs_dir: Path, trainer):
+    run = Run.create(runs_dir, trained.config())
+    for path in trained.path.glob("*.pt*"):
+        shutil.copy(path, run.path)
+    os.truncate(run.checkpoint_path("best"), 1000)
+    picture = runs_dir / "a.png"
+    Image.new("RGB", (32, 32)).save(picture)
+    for command in (("predict", str(run.path), str(picture)), ("evaluate", str(run.path)), ("export", str(run.path))):
+        done = trainer(*command)
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"error: {run.path}/best.pt is damaged: its SHA-256 is not the one noted beside it; "
+            "last.pt of this run can be used: choose it with --checkpoint last\n"
+        )
+    assert trainer("predict", str(run.path), str(picture), "--checkpoint", "last").returncode == 0
+    os.truncate(run.checkpoint_path("last"), 1000)
+    with pytest.raises(CheckpointError, match="--checkpoint previous"):
+        load_predictor(run, "best")
+    assert load_predictor(run, "previous").step < load_predictor(trained, "last").step
+    os.truncate(run.checkpoint_path("previous"), 1000)
+    with pytest.raises(CheckpointError, match=r"noted beside it$"):
+        load_predictor(run, "best")
+
+
+def test_an_export_that_fails_leaves_what_was_there(trained: Run, tmp_path: Path):
+    target = tmp_path / "model.safetensors"
+    target.write_text("before")
+    with small_files(100_000), pytest.raises(OSError, match="File too large"):
+        export_run(trained, "best", target)
+    assert target.read_text() == "before"
+    assert list(tmp_path.glob(".model*")) == []
 
 
 def test_exported_weights_carry_what_is_needed_to_use_them(trained: Run, tmp_path: Path):

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import await_true
+from tests.disks import fill, needs_small_disks, small_disk
 from trainer import system
 from trainer.config import TrainConfig
 from trainer.runs import Run
@@ -34,6 +36,37 @@ def test_a_folder_that_vanishes_ends_the_samples_and_nothing_else(run: Run):
     with sample_system(run):
         await_true((run.path / "system.jsonl").exists, 20, "a sample")
         shutil.rmtree(run.path, ignore_errors=True)
+
+
+def samples(run: Run) -> int:
+    path = run.path / "system.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+@needs_small_disks
+def test_samples_go_on_when_a_full_disk_has_room_again_and_it_is_told_once(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.setattr(system, "PERIOD", 0.01)
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        run = Run.create(disk / "runs", TrainConfig(dataset="shapes"))
+        filler = fill(disk)
+        with sample_system(run):
+            time.sleep(0.3)
+            assert samples(run) <= 1
+            filler.unlink()
+            await_true(lambda: samples(run) > 5, 20, "samples on a disk with room")
+        lines = (run.path / "system.jsonl").read_bytes().splitlines()
+    assert all(json.loads(line)["cpu"] >= 0 for line in lines[1:])  # the first may be torn
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_torn_line_costs_itself_only(run: Run):
+    path = run.path / "system.jsonl"
+    path.write_text('{"time": 17')
+    with sample_system(run):
+        await_true(lambda: samples(run) > 2, 20, "two samples")
+    torn, *lines = path.read_text().splitlines()
+    assert torn == '{"time": 17'
+    assert all(json.loads(line)["memory"] for line in lines)
 
 
 def test_a_failure_in_the_block_is_passed_on(run: Run):
