@@ -44,7 +44,7 @@ class RunActions:
         states = [self.supervisor.state(run) for run in map(self._find, ids) if run]
         one = states[0] if len(states) == 1 else None
         config = config_of(one.run) if one else None
-        can_resume = one is not None and config is not None and _has_ended(one) and _has_checkpoint(one.run)
+        can_resume = one is not None and config is not None and _has_ended(one) and one.run.has_checkpoint
         are_deletable = bool(states) and not any(state.status.living for state in states)
         words = note or (TEACHING if not states else f"{len(states)} runs selected." if not one else self._summary(one))
         return [
@@ -152,10 +152,6 @@ def selection(ids: list[str]) -> dict[str, Any]:
 
 def _has_ended(state: RunState) -> bool:
     return not state.status.living and state.status != RunStatus.QUEUED
-
-
-def _has_checkpoint(run: Run) -> bool:
-    return run.checkpoint_path("last").exists()
 
 
 def _can_stop(status: RunStatus) -> bool:

@@ -138,7 +138,7 @@ def _id(live: Any) -> Any:
 def _can_resume(state: RunState) -> bool:
     """It has ended and left a checkpoint."""
     has_ended = not state.status.living and state.status != RunStatus.QUEUED
-    return has_ended and state.run.checkpoint_path("last").exists() and config_of(state.run) is not None
+    return has_ended and state.run.has_checkpoint and config_of(state.run) is not None
 
 
 def _stop_button(state: RunState | None) -> Any:

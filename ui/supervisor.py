@@ -81,6 +81,8 @@ class Supervisor:
         """Queue a run that has ended, to train to `epochs` epochs in all. Raises ConfigError or RunError."""
         run = self.run(run_id)
         with locked(self.runs_dir):
+            if run.state().status == RunStatus.QUEUED:
+                raise RunError(f"{run.id} is queued already")
             placement(run.config().changed(epochs=epochs))
             run.prepare_resume(epochs)
         self._start(run)
