@@ -17,6 +17,7 @@ from ui.run_actions import TEACHING, RunActions, ids_of
 from ui.run_facts import devices
 from ui.run_table import RunRows
 from ui.supervisor import Supervisor
+from ui.waiting import Board, Waiting, in_words, ordinal
 
 
 def make_run(runs_dir: Path, status: str | None = "completed", label: str = "", epochs: int = 3, **settings) -> Run:
@@ -38,7 +39,7 @@ def make_run(runs_dir: Path, status: str | None = "completed", label: str = "", 
 
 @pytest.fixture
 def actions(runs_dir: Path) -> RunActions:
-    return RunActions(Supervisor(runs_dir))
+    return RunActions(Supervisor(runs_dir), Board(runs_dir))
 
 
 def value(*runs: Run) -> dict:
@@ -54,7 +55,7 @@ def words(panel: list) -> str:
 
 def test_a_row_has_state_name_mode_devices_accuracy_speed_epochs_and_times(runs_dir):
     run = make_run(runs_dir, label="mine", parallel="ddp")
-    (row,) = RunRows(runs_dir).since({})["rows"]
+    (row,) = RunRows(Board(runs_dir)).since({})["rows"]
     assert (row["id"], row["name"], row["state"], row["mode"]) == (run.id, "mine", "completed", "ddp")
     assert (row["devices"], row["best"], row["speed"]) == ("2 x NVIDIA H200", pytest.approx(0.9), 41_234.5)
     assert (row["epoch"], row["epochs"]) == (3.0, 3)
@@ -69,7 +70,7 @@ def test_devices_are_named_without_their_numbers_and_counted():
 
 def test_the_page_gets_only_the_rows_that_changed(runs_dir, monkeypatch):
     monkeypatch.setattr("ui.run_table.FRESH", 0)
-    rows = RunRows(runs_dir)
+    rows = RunRows(Board(runs_dir))
     older, newer = make_run(runs_dir), make_run(runs_dir, None)
     first = rows.since({})
     assert first["order"] == sorted((older.id, newer.id), reverse=True)
@@ -88,20 +89,20 @@ def test_the_page_gets_only_the_rows_that_changed(runs_dir, monkeypatch):
 def test_a_page_of_another_server_gets_everything(runs_dir):
     make_run(runs_dir)
     for cursor in ({"version": 99, "server": "other"}, {"version": "x"}, {"version": True, "server": None}):
-        assert len(RunRows(runs_dir).since(cursor)["rows"]) == 1
+        assert len(RunRows(Board(runs_dir)).since(cursor)["rows"]) == 1
 
 
 def test_a_run_with_settings_of_another_version_does_not_hide_the_others(runs_dir):
     make_run(runs_dir)
     (make_run(runs_dir).path / "config.json").write_text('{"unknown": 1}')
-    assert len(RunRows(runs_dir).since({})["rows"]) == 1
+    assert len(RunRows(Board(runs_dir)).since({})["rows"]) == 1
 
 
 def test_no_more_than_the_newest_are_listed_and_the_rest_is_counted(runs_dir, monkeypatch):
     monkeypatch.setattr("ui.run_table.LISTED", 2)
     for _ in range(3):
         make_run(runs_dir)
-    reply = RunRows(runs_dir).since({})
+    reply = RunRows(Board(runs_dir)).since({})
     assert (len(reply["rows"]), reply["more"]) == (2, 1)
 
 
@@ -156,6 +157,69 @@ def test_a_living_run_is_never_deleted(actions, runs_dir):
     assert run.path.exists()
 
 
+def wait_behind(run: Run, count: int) -> list[Run]:
+    """Queue so many runs behind one that this very process has claimed."""
+    run.claim(("cpu",))
+    return [Run.create(run.path.parent, TrainConfig(dataset="shapes", label=f"waits {i}")) for i in range(count)]
+
+
+def button(panel: list) -> tuple:
+    """Stop or Cancel: (word, shown, can be pressed)."""
+    return panel[3]["value"], panel[3]["visible"], panel[3]["interactive"]
+
+
+def test_a_queued_run_says_its_place_and_can_be_cancelled(actions, runs_dir):
+    living = Run.create(runs_dir, TrainConfig(dataset="shapes", label="<i>busy</i>"))
+    first, second = wait_behind(living, 2)
+    rows = {row["id"]: row for row in RunRows(Board(runs_dir)).since({})["rows"]}
+    assert [(rows[run.id]["state"], rows[run.id]["place"]) for run in (living, first, second)] == [
+        ("starting", None),
+        ("queued", "1st"),
+        ("queued", "2nd"),
+    ]
+    panel = actions.show([second.id])
+    assert "2nd in the queue: waits for &lt;i&gt;busy&lt;/i&gt; to end" in words(panel)
+    assert button(panel) == ("Cancel", True, True)
+    assert "waits 1 was taken out of the queue." in words(actions.stop(value(second))[1:])
+    assert second.state().status == "stopped"
+    assert first.state().status == "queued"
+
+
+def test_several_queued_runs_are_cancelled_together_and_the_others_left_alone(actions, runs_dir):
+    living = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    queued, done = wait_behind(living, 3), make_run(runs_dir)
+    assert button(actions.show([run.id for run in queued])) == ("Cancel 3 runs", True, True)
+    assert button(actions.show([living.id, *(run.id for run in queued)])) == ("Stop 4 runs", True, True)
+    assert button(actions.show([done.id]))[1] is False
+    assert "3 runs were taken out of the queue." in words(actions.stop(value(*queued, done))[1:])
+    assert {str(run.state().status) for run in queued} == {"stopped"}
+    assert done.state().status == "completed"
+
+
+def test_deleting_a_queued_run_takes_it_out_of_the_queue(actions, runs_dir):
+    living = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    first, second = wait_behind(living, 2)
+    panel = actions.show([first.id, second.id])
+    assert panel[4]["visible"]
+    assert actions.show([first.id, living.id])[4]["visible"] is False
+    actions.delete(value(first, second))
+    assert actions.supervisor.queued() == []
+    assert not first.path.exists()
+
+
+@pytest.mark.parametrize(("place", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (11, "11th"), (22, "22nd")])
+def test_places_are_said_as_people_say_them(place: int, said: str):
+    assert ordinal(place) == said
+
+
+def test_what_a_run_waits_for_is_named_and_many_are_counted(runs_dir):
+    runs = tuple(Run.create(runs_dir, TrainConfig(label=f"r{i}")) for i in range(5))
+    assert in_words(Waiting(1, runs[:1])) == "Next in the queue: waits for r0 to end"
+    assert in_words(Waiting(2, runs[:2])) == "2nd in the queue: waits for r0 and r1 to end"
+    assert in_words(Waiting(3, runs)) == "3rd in the queue: waits for r0, r1 and 3 more to end"
+    assert in_words(Waiting(1, ())) == "Next in the queue: starts in a moment"
+
+
 def test_training_on_prefills_the_rest_or_as_much_again_and_words_a_refusal(actions, runs_dir):
     done, cut = make_run(runs_dir), make_run(runs_dir, None, epochs=10)
     assert (done.state().suggested_epochs(), cut.state().suggested_epochs()) == (6, 10)
@@ -164,11 +228,12 @@ def test_training_on_prefills_the_rest_or_as_much_again_and_words_a_refusal(acti
     assert done.config().epochs == 3
 
 
-def test_actions_need_exactly_one_run_that_is_there(actions, runs_dir):
+def test_actions_need_a_run_that_is_there_and_fits(actions, runs_dir):
     one, two = make_run(runs_dir), make_run(runs_dir)
     gone = {"runs": ["20200101-000000-ddp-0000"]}
-    for selected in (value(one, two), {"runs": []}, gone, None):
+    for selected in (value(one, two), value(one), {"runs": []}, gone, None):
         assert "Not done" in words(actions.stop(selected)[1:])
+    for selected in (value(one, two), {"runs": []}, gone, None):
         assert "Not done" in words(actions.rename(selected, "x")[1:])
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,14 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, await_true
+from trainer.background import last_line, trainer_environment
 from trainer.config import ConfigError, TrainConfig
+from trainer.devices import Gpu
 from trainer.processes import alive
+from trainer.queue import runs_at_work
 from trainer.runs import Run, RunError, RunStatus, iter_runs
-from ui.supervisor import Supervisor, last_line, trainer_environment
+from ui.supervisor import LONGEST_QUEUE, Supervisor
+from ui.waiting import Board
 
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -29,7 +34,7 @@ def supervisor(runs_dir: Path) -> Iterator[Supervisor]:
     yield Supervisor(runs_dir, FAKE)
     for run in iter_runs(runs_dir):
         known = run.identity()
-        if known and alive(known):
+        if known and known[0] != os.getpid() and alive(known):
             psutil.Process(known[0]).kill()
             await_true(lambda known=known: not alive(known), 10, "the end of a killed trainer")
 
@@ -41,41 +46,73 @@ def await_status(run: Run, *wanted: RunStatus, seconds: float = 30) -> None:
 def test_a_started_run_is_at_work_at_once_and_runs_in_a_session_of_its_own(supervisor: Supervisor):
     run = supervisor.start(settings())
     assert run.state().status.living
-    assert supervisor.living() == run
+    assert supervisor.living() == [run]
     await_status(run, RunStatus.RUNNING)
     known = run.identity()
     assert known
     assert os.getsid(known[0]) == known[0]
 
 
-def test_a_second_start_is_refused_and_names_the_run_at_work(supervisor: Supervisor, runs_dir: Path):
-    run = supervisor.start(settings())
-    with pytest.raises(RunError, match=run.id):
-        supervisor.start(settings())
-    assert len(list(iter_runs(runs_dir))) == 1
+def test_a_second_start_waits_and_begins_when_the_first_has_ended(supervisor: Supervisor):
+    first, second, third = (supervisor.start(settings()) for _ in range(3))
+    assert supervisor.living() == [first]
+    assert supervisor.queued() == [second, third]
+    await_status(first, RunStatus.RUNNING)
+    supervisor.stop(first.id)
+    await_true(lambda: supervisor.tick() or second.state().status == RunStatus.RUNNING, 30, "the turn of the second")
+    assert first.state().status == RunStatus.STOPPED
+    assert supervisor.queued() == [third]
+
+
+def test_runs_on_other_gpus_train_side_by_side(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    gpus = [Gpu(index, f"GPU-{index}", "NVIDIA H200", 2**37, 2**37) for index in (0, 1)]
+    monkeypatch.setattr("trainer.queue.list_gpus", lambda: gpus)
+    runs = [Run.create(supervisor.runs_dir, settings(devices=devices, parallel="ddp")) for devices in ("0", "1", "0,1")]
+    for run, gpu in zip(runs, gpus, strict=False):
+        run.claim((gpu.uuid,))  # by this very process
+    assert supervisor.living() == sorted(runs[:2], key=lambda run: run.id, reverse=True)
+    assert supervisor.queued() == runs[2:]
+    board = Board(supervisor.runs_dir)
+    assert board.would_wait(settings(devices="1"))
+    assert not board.would_wait(settings(devices="cpu"))
+    waiting = board.place(runs[2])
+    assert waiting
+    assert (waiting.place, set(waiting.before)) == (1, set(runs[:2]))
 
 
 @pytest.mark.parametrize("num_servers", [1, 4])
-def test_starts_at_the_same_moment_start_one_run(supervisor: Supervisor, runs_dir: Path, num_servers: int):
+def test_of_starts_at_the_same_moment_one_trains_and_the_others_wait(supervisor, runs_dir: Path, num_servers: int):
     servers = [supervisor, *(Supervisor(runs_dir, FAKE) for _ in range(num_servers - 1))]
     together = threading.Barrier(8)
-    refusals: list[str] = []
 
     def press(server: Supervisor) -> None:
         together.wait(10)
-        try:
-            server.start(settings())
-        except RunError as error:
-            refusals.append(str(error))
+        server.start(settings())
 
     threads = [threading.Thread(target=press, args=(servers[i % num_servers],)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    (run,) = iter_runs(runs_dir)
-    assert len(refusals) == 7
-    assert all(run.id in text for text in refusals)
+    assert len(list(iter_runs(runs_dir))) == 8
+    (living,) = supervisor.living()
+    await_status(living, RunStatus.RUNNING)
+    assert len(supervisor.queued()) == 7
+
+
+def test_a_queue_has_an_end(supervisor: Supervisor, runs_dir: Path):
+    for _ in range(LONGEST_QUEUE + 1):
+        supervisor.start(settings())
+    assert len(supervisor.queued()) == LONGEST_QUEUE
+    with pytest.raises(RunError, match="100 runs wait already"):
+        supervisor.start(settings())
+    assert len(list(iter_runs(runs_dir))) == LONGEST_QUEUE + 1
+    began = time.monotonic()
+    for run in supervisor.queued():
+        supervisor.stop(run.id)
+    assert time.monotonic() - began < 10
+    assert supervisor.queued() == []
+    assert len(supervisor.living()) == 1
 
 
 def test_settings_that_this_machine_cannot_place_start_nothing(supervisor: Supervisor, runs_dir: Path):
@@ -95,7 +132,7 @@ def test_a_trainer_that_dies_before_it_claims_its_run_is_reported_with_its_last_
     run = supervisor.start(settings("broken"))
     await_status(run, RunStatus.FAILED)
     assert run.state().error == "The trainer did not start: ModuleNotFoundError: No module named 'torch'"
-    assert supervisor.living() is None
+    assert supervisor.living() == []
 
 
 def test_a_trainer_that_leaves_without_a_word_has_failed_even_with_exit_code_0(supervisor: Supervisor):
@@ -145,7 +182,7 @@ def test_stop_ends_a_trainer_that_ignores_requests_and_signals(supervisor: Super
     supervisor.stop(run.id)  # an impatient second press changes nothing
     await_status(run, RunStatus.STOPPED)
     assert not alive(known)
-    assert supervisor.living() is None
+    assert supervisor.living() == []
 
 
 def test_a_run_that_has_ended_cannot_be_stopped(supervisor: Supervisor):
@@ -160,11 +197,37 @@ def test_a_run_that_a_shell_started_is_adopted_and_stopped(supervisor: Superviso
     run = Run.create(runs_dir, settings())
     start_process(*FAKE, "train", "--run", run.path)
     await_status(run, RunStatus.RUNNING)
-    assert supervisor.living() == run
-    with pytest.raises(RunError, match=run.id):
-        supervisor.start(settings())
+    assert supervisor.living() == [run]
+    waiting = supervisor.start(settings())
+    assert supervisor.queued() == [waiting]
     supervisor.stop(run.id)
     await_status(run, RunStatus.STOPPED)
+
+
+def test_a_shell_that_waits_for_its_turn_stands_in_the_same_queue_and_can_be_cancelled(supervisor, start_process):
+    first = supervisor.start(settings())
+    await_status(first, RunStatus.RUNNING)
+    shells = Run.create(supervisor.runs_dir, settings())
+    process = start_process(*FAKE, "train", "--run", shells.path)
+    await_true(lambda: shells.launch().get("waiting"), 30, "the waiting shell")
+    pages = supervisor.start(settings())
+    assert supervisor.queued() == [shells, pages]
+    supervisor.stop(shells.id)
+    assert supervisor.queued() == [pages]
+    assert process.wait(20) == 0
+
+
+def test_a_queued_run_that_is_cancelled_counts_as_stopped_and_holds_nothing_up(supervisor: Supervisor):
+    first, second, third = (supervisor.start(settings()) for _ in range(3))
+    await_status(first, RunStatus.RUNNING)
+    supervisor.stop(second.id)
+    assert second.state().status == RunStatus.STOPPED
+    assert second.state().end["error"] == "taken out of the queue"
+    with pytest.raises(RunError, match="it is stopped"):
+        supervisor.stop(second.id)
+    supervisor.stop(first.id)
+    await_true(lambda: supervisor.tick() or third.state().status == RunStatus.RUNNING, 30, "the turn of the third")
+    assert second.state().status == RunStatus.STOPPED
 
 
 def test_a_run_outlives_the_server_that_started_it(supervisor: Supervisor, runs_dir: Path, start_process):
@@ -173,8 +236,7 @@ def test_a_run_outlives_the_server_that_started_it(supervisor: Supervisor, runs_
         "Supervisor(Path(sys.argv[1]), sys.argv[2:]).start(TrainConfig(dataset='shapes', label='obedient'))"
     )
     assert start_process(sys.executable, "-c", server, runs_dir, *FAKE).wait(60) == 0
-    run = supervisor.living()
-    assert run
+    (run,) = supervisor.living()
     await_status(run, RunStatus.RUNNING)
     supervisor.stop(run.id)
     await_status(run, RunStatus.STOPPED)
@@ -209,10 +271,25 @@ def test_resume_refuses_what_is_no_number_of_epochs(supervisor: Supervisor, epoc
     assert list(refused.value.errors) == ["epochs"]
 
 
-def test_a_run_at_work_cannot_be_resumed(supervisor: Supervisor):
-    run = supervisor.start(settings())
-    with pytest.raises(RunError, match="is training"):
-        supervisor.resume(run.id, 20)
+def test_a_run_at_work_or_in_the_queue_cannot_be_resumed(supervisor: Supervisor):
+    living, queued = supervisor.start(settings()), supervisor.start(settings())
+    with pytest.raises(RunError, match="is running"):
+        supervisor.resume(living.id, 20)
+    with pytest.raises(RunError, match="is queued already"):
+        supervisor.resume(queued.id, 20)
+    assert queued.config().epochs == settings().epochs
+
+
+def test_a_resumed_run_waits_in_the_queue_while_another_is_at_work(supervisor: Supervisor):
+    run = supervisor.start(settings("quick", epochs=1))
+    await_status(run, RunStatus.COMPLETED)
+    await_true(lambda: not list(runs_at_work(supervisor.runs_dir)), 10, "the end of its process")
+    other = supervisor.start(settings())
+    await_status(other, RunStatus.RUNNING)
+    supervisor.resume(run.id, 2)
+    assert run.state().status == RunStatus.QUEUED
+    supervisor.stop(other.id)
+    await_true(lambda: supervisor.tick() or run.state().step.get("epoch") == 2.0, 30, "the second part of the run")
 
 
 def test_a_resumed_trainer_that_dies_at_once_has_failed(supervisor: Supervisor, runs_dir: Path):

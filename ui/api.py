@@ -1,5 +1,6 @@
 """The endpoints that programs may call: start, stop, status. Every input is hostile until it was checked."""
 
+from itertools import chain
 from typing import Any
 
 import gradio as gr
@@ -14,29 +15,36 @@ def publish(supervisor: Supervisor) -> None:
 
     def start(settings: dict) -> dict:
         """Start a run. `settings` are fields of the form by name, for example {"dataset": "shapes", "epochs": 1};
-        those left out have their defaults. Returns {"run": id}."""
+        those left out have their defaults. It waits in the queue while its devices are busy.
+        Returns {"run": id, "status": status}."""
         if not isinstance(settings, dict):
             raise _refused("settings: must be an object with the names of fields")
         try:
-            return {"run": supervisor.start(TrainConfig.parse(settings)).id}
+            run = supervisor.start(TrainConfig.parse(settings))
         except (ConfigError, RunError) as error:
             raise _refused(str(error)) from None
+        except RecursionError:
+            raise _refused("settings: are nested too deeply") from None
+        return {"run": run.id, "status": str(run.state().status)}
 
     def stop(run: str) -> dict:
-        """Stop a run: it saves a checkpoint and ends within seconds. Returns {"run": id, "status": status}."""
+        """Stop a run: it saves a checkpoint and ends within seconds. One that is queued is taken out of the queue.
+        Returns what `status` does."""
         try:
             return _status(supervisor.stop(run))
         except RunError as error:
             raise _refused(str(error)) from None
 
     def status(run: str = "") -> dict[str, Any]:
-        """How a run stands; without an id the one that trains now, else the newest. {"run": null} if there is none."""
+        """How a run stands; without an id the newest that trains now, else the first in the queue, else the
+        newest. {"run": null} if there is none."""
         if run:
             try:
                 return _status(supervisor.run(run))
             except RunError as error:
                 raise _refused(str(error)) from None
-        found = next(iter(supervisor.living()), None) or next(iter_runs(supervisor.runs_dir), None)
+        known = chain(supervisor.living(), supervisor.queued(), iter_runs(supervisor.runs_dir))
+        found = next(known, None)
         return _status(found) if found else {"run": None}
 
     for endpoint in (start, stop, status):

@@ -16,6 +16,12 @@ function append(target, rows) {
   for (const name of Object.keys(target)) for (const value of rows[name]) target[name].push(value);
 }
 
+// A name as Plotly shows it literally: it would take <b> for markup.
+function literal(name) {
+  const short = name.length > 40 ? `${name.slice(0, 39)}\u2026` : name;
+  return short.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
+}
+
 // Where `value` of the sorted column `from` lies on the column `to`; straight between two rows.
 function translate(value, from, to) {
   const after = from.findIndex((known) => known >= value);
@@ -65,7 +71,7 @@ function createChart(div, isComparison) {
       }
       case 'smooth':
         return {
-          name: isComparison ? run.name : 'Smoothed', mode: few && isComparison ? 'lines+markers' : 'lines',
+          name: isComparison ? literal(run.name) : 'Smoothed', mode: few && isComparison ? 'lines+markers' : 'lines',
           line, marker: { size: 4 }, hovertemplate: '%{y:.4g}', showlegend: isComparison || view.smooth !== 'none',
         };
       case 'test':
@@ -77,7 +83,7 @@ function createChart(div, isComparison) {
         };
       case 'accuracy':
         return {
-          name: isComparison ? run.name : 'Test accuracy', yaxis: 'y2', mode: 'lines+markers', line,
+          name: isComparison ? literal(run.name) : 'Test accuracy', yaxis: 'y2', mode: 'lines+markers', line,
           marker: { size: 6 }, hovertemplate: '%{y:.2f} %', showlegend: false, // its pane says what it is
         };
       default:
@@ -121,7 +127,8 @@ function createChart(div, isComparison) {
       paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
       font: { family: style.fontFamily, size: narrow ? 11 : 12, color: css('--body-text-color') },
       legend: { orientation: 'h', x: 0, y: 1.01, yanchor: 'bottom', bgcolor: 'rgba(0,0,0,0)', itemwidth: 30 },
-      hoverlabel: { bgcolor: css('--background-fill-primary'), bordercolor: css('--border-color-primary') },
+      // A name cut by Plotly could end in the middle of an escaped sign.
+      hoverlabel: { bgcolor: css('--background-fill-primary'), bordercolor: css('--border-color-primary'), namelength: -1 },
       modebar: { bgcolor: 'rgba(0,0,0,0)', color: css('--run-soft'), activecolor: css('--curve-smooth') },
       xaxis: axis(X_TITLES[view.x], {
         anchor: 'y2', unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x}` }, nticks: narrow ? 5 : 10,

@@ -18,6 +18,7 @@ from typing import Any
 from trainer.events import Event, EventTail
 from trainer.runs import RUN_ID, Run, RunError, RunState
 from ui.thinning import SMOOTHING, Evaluation, Point, Row, Smoother, Thinned
+from ui.waiting import Board
 
 POINT_BINS = 1024  # at most two points each, and a third where the loss was not finite
 TEST_BINS = 256
@@ -196,10 +197,11 @@ def _columns(rows: list[Row]) -> dict[str, list]:
 
 
 class Curves:
-    """All runs of a directory, each read once for all browsers. Thread-safe."""
+    """All runs of a directory, each read once for all browsers, and who waits for whom. Thread-safe."""
 
     def __init__(self, runs_dir: Path):
         self.runs_dir = runs_dir
+        self.board = Board(runs_dir)
         self._lock = threading.Lock()
         self._histories: OrderedDict[str, tuple[threading.Lock, History]] = OrderedDict()
 

@@ -32,14 +32,16 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
         gr.HTML(_HEADER, elem_id="header")
         with gr.Tabs() as tabs:
             with gr.Tab("Train", id="train"):
-                train = TrainTab(supervisor, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live"))
+                train = TrainTab(
+                    supervisor, curves.board, form, FirstVisit(data_dir), lambda: LiveRun(curves, elem_id="live")
+                )
             with gr.Tab("Runs", id="runs") as runs_tab:
                 runs = build_runs_tab(curves, supervisor)
             with gr.Tab("Predict", id="predict") as predict_tab:
                 predict = build_predict_tab(curves, runs_dir)
         publish(supervisor)  # first: a later handler of the same name would get the number behind it
-        train.wire(page)
         to_train = gr.update(selected="train")
+        train.wire(page, to_runs=Hook(lambda _: [gr.update(selected="runs")], [tabs]))
         runs.wire(
             runs_tab,
             open_run=Hook(lambda run_id: [to_train, {"run": run_id}], [tabs, train.live]),

@@ -1,9 +1,9 @@
 // Follows the runs that the component's value names. Runs once with element, trigger, props, server, watch.
-// One request a second while it can be seen; the server keeps nothing about the page: the cursors are here.
+// One request a second while it can be seen; the server keeps nothing about the page: the cursors are here. Ended
+// runs are asked about as well: somebody may resume them.
 
 const PERIOD = 1000; // ms
-const ENDED_PERIOD = 2000;
-const LONGEST_PERIOD = 15000;
+const LONGEST_PERIOD = 8000;
 const PATIENCE = 30000; // ms until an answer counts as lost; a million points are read in less
 const BINS = { run: 1024, compare: 256 };
 const TEACHING = {
@@ -19,7 +19,8 @@ function follow(mode) {
   const chart = createChart(div, isComparison);
   const head = isComparison ? null : createHead(root);
   const log = isComparison ? null : createLog(root);
-  const cursors = new Map(); // run id -> {version, points, tests, seen, state}
+  const cursors = new Map(); // run id -> {version, points, tests, seen, state, waits}
+  let board; // the version of the queue and of the runs at work
   let busy = false;
   let again = false;
   let failures = 0;
@@ -36,12 +37,13 @@ function follow(mode) {
     const hasPoints = ids.some((id) => chart.count(id));
     const states = ids.map((id) => cursors.get(id)?.state);
     const [title, text] = !ids.length ? TEACHING[mode]
+      : states.every((state) => state === 'queued') ? ['Waiting in the queue', cursors.get(ids[0]).waits ?? '']
       : states.every((state) => state === 'missing') ? ['This run is not there any more', 'It was deleted. Choose another one.']
       : states.some((state) => LIVING.includes(state)) ? ['Waiting for the first step', 'The curves begin as soon as the network has learnt from its first pictures.']
       : states.includes(undefined) ? ['Loading', ''] : ['No point was logged', 'The run ended before its first step.'];
     empty.hidden = hasPoints;
     div.classList.toggle('has-points', hasPoints);
-    if (!hasPoints && empty.firstChild?.textContent !== title) empty.replaceChildren(node('strong', title), node('span', text));
+    if (!hasPoints && empty.textContent !== title + text) empty.replaceChildren(node('strong', title), node('span', text));
     const what = isComparison ? 'training loss and test accuracy of the chosen runs' : 'training loss, test loss and test accuracy';
     div.setAttribute('aria-label', `Chart of ${what} by ${chart.view.x}${hasPoints ? '' : ': no points yet'}`);
   }
@@ -53,8 +55,8 @@ function follow(mode) {
 
   function note(reply) {
     const cursor = cursors.get(reply.run);
-    const { version, points, tests, seen = cursor.seen, state } = reply;
-    cursors.set(reply.run, { version, points, tests, seen, state });
+    const { version, points, tests, seen = cursor.seen, state, progress: waits = cursor.waits } = reply;
+    cursors.set(reply.run, { version, points, tests, seen, state, waits });
     if (state !== cursor.state) trigger('statechange', { run: reply.run, state });
   }
 
@@ -64,7 +66,8 @@ function follow(mode) {
     for (const id of ids) if (!cursors.has(id)) cursors.set(id, {});
     await chart.keep(ids);
     say(ids);
-    if (!ids.length) return head?.show({ run: null });
+    if (!ids.length) head?.show({ run: null });
+    if (!ids.length && isComparison) return;
     const request = ids.map((run) => {
       const { version, points, tests, seen } = cursors.get(run);
       const tooMany = chart.count(run) > 6 * BINS[mode]; // the server thins the whole history again
@@ -79,12 +82,13 @@ function follow(mode) {
       note(reply);
     }
     say(wanted());
-    if (log?.isOpen) log.show((await within(server.log({ run: ids[0] })))?.text ?? '');
+    if (!isComparison && answer.board !== board) trigger('runschange', {});
+    board = answer.board;
+    if (log?.isOpen && ids.length) log.show((await within(server.log({ run: ids[0] })))?.text ?? '');
   }
 
   function pause() {
-    if (failures) return Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD);
-    return [...cursors.values()].some(({ state }) => LIVING.includes(state)) ? PERIOD : ENDED_PERIOD;
+    return Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD);
   }
 
   function lost(isLost) {

@@ -55,6 +55,7 @@ def LiveRun(curves: Curves, elem_id: str = "live") -> gr.HTML:
     """One run: state, progress, curves, log. Value: {"run": id}, or {"run": None} to follow nothing.
 
     Its event `statechange` says that the run has another state than the page knew; event data: `run`, `state`.
+    Event `runschange`: some run came, went, was asked to stop, or has another place in the queue.
     """
     return _chart(curves, "run", {"run": None}, elem_id)
 
@@ -80,11 +81,11 @@ def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: C
 
 
 def _points(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
-    """{runs: [{run, version, points, tests, seen}], bins} -> {runs: [what each lacks]}."""
+    """{runs: [{run, version, points, tests, seen}], bins} -> {runs: [what each lacks], board: its version}."""
     wanted = request.get("runs")
     max_bins = max(16, min(_count(request.get("bins")), POINT_BINS))
     asked = [item for item in wanted if isinstance(item, dict)] if isinstance(wanted, list) else []
-    return {"runs": [_news(curves, item, max_bins) for item in asked[:MAX_RUNS]]}
+    return {"runs": [_news(curves, item, max_bins) for item in asked[:MAX_RUNS]], "board": curves.board.version}
 
 
 def _news(curves: Curves, item: dict[str, Any], max_bins: int) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _news(curves: Curves, item: dict[str, Any], max_bins: int) -> dict[str, Any]
     cursor = Cursor(str(item.get("version"))[:16], _count(item.get("points")), _count(item.get("tests")))
     try:
         with curves.history(run_id) as history:
-            known = facts(history)
+            known = facts(history, curves.board.place(history.run))
             reply = {"run": run_id, "state": str(history.state.status), **history.since(cursor, max_bins)}
             reply["elapsed"] = elapsed(history)
     except ValueError:  # deleted, or never there

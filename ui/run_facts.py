@@ -4,9 +4,13 @@ import re
 import time
 from typing import Any
 
+import psutil
+
 from trainer.config import TrainConfig
+from trainer.processes import alive, recorded_identity
 from trainer.runs import Run, RunStatus
 from ui.curves import History
+from ui.waiting import Waiting, in_words
 
 LOG_LINES = 60
 LOG_BYTES = 32_768  # read from the end; more than 60 lines of a trainer that means well
@@ -15,8 +19,11 @@ MODES = {"single": "Single device", "dp": "DataParallel", "ddp": "DistributedDat
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def facts(history: History) -> dict[str, Any]:
-    """Name, what runs where, progress, numbers and troubles, as texts. Changes only when an event arrives."""
+def facts(history: History, waiting: Waiting | None = None) -> dict[str, Any]:
+    """Name, what runs where, progress, numbers and troubles, as texts.
+
+    Changes only when an event arrives, its place in the queue changes (`waiting`), or its process is held up.
+    """
     state = history.state
     try:
         config = history.run.config()
@@ -27,13 +34,39 @@ def facts(history: History) -> dict[str, Any]:
         "name": config.label or history.run.id,
         "short": f"{config.label} ({config.parallel})" if config.label else history.run.id[16:],
         "setup": _setup(config, state.start),
-        "progress": state.progress[:200],
+        "progress": _progress(history, waiting)[:200],
         "share": round(min(1.0, step / total), 4) if total else None,
         "left": _left(history, total - step) if state.status == RunStatus.RUNNING else "",
         "facts": _numbers(history, config, step, total),
-        "reason": _sentence(state.error[:2000]),
+        "reason": _held_up(history.run, state.status) or _sentence(state.error[:2000]),
         "notes": _notes(history),
     }
+
+
+def _progress(history: History, waiting: Waiting | None) -> str:
+    """What it does or waits for besides training."""
+    state = history.state
+    if state.status == RunStatus.QUEUED:
+        return in_words(waiting) if waiting else "Queued"
+    if state.status == RunStatus.STOPPED:  # nothing when it was asked to and did
+        return _sentence(str(state.end.get("error") or ""))
+    return state.progress
+
+
+def _held_up(run: Run, status: RunStatus) -> str:
+    """Says so if the process that trains the run, or waits in a shell to do so, does not get on."""
+    if not status.living and status != RunStatus.QUEUED:
+        return ""
+    known = recorded_identity(run.process() or run.launch())
+    if known is None or not alive(known):
+        return ""
+    try:
+        is_suspended = psutil.Process(known[0]).status() == psutil.STATUS_STOPPED
+    except psutil.Error:  # it has just ended
+        return ""
+    if not is_suspended:
+        return ""
+    return f"Suspended: its process was stopped by a signal (as by Ctrl-Z); fg or kill -CONT {known[0]} lets it go on."
 
 
 def elapsed(history: History) -> str:

@@ -1,7 +1,7 @@
 // The table of all runs. Runs once with element, trigger, props, server, watch; run_head.js stands before it.
-// While it can be seen it asks each two seconds for the rows that changed. The selection is the page's own.
+// While it can be seen it asks each second for the rows that changed. The selection is the page's own.
 
-const TABLE_PERIOD = 2000; // ms
+const TABLE_PERIOD = 1000; // ms
 const CELLS = ['pick', 'state', 'name', 'mode', 'devices', 'best', 'speed', 'epochs', 'started', 'time'];
 const NUMBERS = ['best', 'speed', 'epochs', 'time'];
 
@@ -51,7 +51,7 @@ function createRow(id, choose) {
 function showRow(made, row, skew) {
   const { cells, box, state } = made;
   state.dataset.state = row.state;
-  put(state.lastChild, STATE_WORDS[row.state] ?? row.state);
+  put(state.lastChild, (STATE_WORDS[row.state] ?? row.state) + (row.place ? `, ${row.place}` : ''));
   put(cells.name.firstChild, row.name);
   put(cells.name.lastChild, row.about);
   cells.name.title = row.id;
@@ -136,7 +136,7 @@ function createTable() {
       put(root.querySelector('.runs-note'), 'Connection lost, retrying');
     }
     busy = false;
-    timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 15000));
+    timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 8000));
   }
 
   watch('value', () => {

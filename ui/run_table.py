@@ -1,4 +1,4 @@
-"""All runs as a table in the page, kept up to date there by asking each two seconds for the rows that changed.
+"""All runs as a table in the page, kept up to date there by asking each second for the rows that changed.
 
 The component's value is {"selected": [ids]}: set it to change the selection or just to make the page ask at once.
 Event `pick`: the selection changed, or a selected run has another state; data {runs: [ids]}, newest first.
@@ -15,8 +15,9 @@ from typing import Any
 import gradio as gr
 from fastapi.responses import Response
 
-from trainer.runs import Run, RunState, iter_runs
+from trainer.runs import Run, RunState, RunStatus, iter_runs
 from ui.run_facts import devices
+from ui.waiting import Board, ordinal
 
 HERE = Path(__file__).parent
 LISTED = 200
@@ -25,9 +26,9 @@ FRESH = 0.5  # seconds for which one reading serves all browsers
 log = logging.getLogger(__name__)
 
 
-def run_table(runs_dir: Path, elem_id: str = "runs-table") -> Any:
+def run_table(board: Board, elem_id: str = "runs-table") -> Any:
     """The component. It listens to nothing; connect its event with `.pick(...)`."""
-    table = RunRows(runs_dir)
+    table = RunRows(board)
 
     def rows(request: Any) -> Response:
         try:
@@ -51,8 +52,9 @@ def run_table(runs_dir: Path, elem_id: str = "runs-table") -> Any:
 class RunRows:
     """The rows of a runs directory with the version at which each last changed. Thread-safe."""
 
-    def __init__(self, runs_dir: Path):
-        self.runs_dir = runs_dir
+    def __init__(self, board: Board):
+        self.runs_dir = board.runs_dir
+        self._board = board
         self._lock = threading.Lock()
         self._states: dict[str, RunState] = {}
         self._rows: dict[str, tuple[int, dict[str, Any]]] = {}  # id -> (version, row)
@@ -100,6 +102,7 @@ class RunRows:
         except ValueError:
             return None
         state.update()
+        waiting = self._board.place(run) if state.status == RunStatus.QUEUED else None
         newest = max((state.end, state.evaluation, state.step), key=lambda event: event.get("time", 0))
         started = state.process.get("started")
         return {
@@ -107,6 +110,7 @@ class RunRows:
             "name": config.label or run.id,
             "about": f"{config.model} on {config.dataset}, batch {config.batch_size:,}, lr {config.lr:g}",
             "state": str(state.status),
+            "place": ordinal(waiting.place) if waiting else None,
             "mode": config.parallel,
             "devices": devices(state.start.get("devices"), config.devices),
             "best": state.best_accuracy,

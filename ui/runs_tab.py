@@ -29,8 +29,8 @@ class RunsTab:
     """Builds the tab inside the current Blocks; `wire(...)` connects it."""
 
     def __init__(self, curves: Curves, supervisor: Supervisor):
-        self.actions = RunActions(supervisor)
-        self.table = run_table(supervisor.runs_dir)
+        self.actions = RunActions(supervisor, curves.board)
+        self.table = run_table(curves.board)
         with gr.Column(elem_id="run-actions"):
             self.words = gr.HTML(words_html(TEACHING), elem_id="run-words", padding=False)
             with gr.Row(elem_classes=["actions"]):

@@ -1,11 +1,13 @@
 """What the page may do to runs: start, queue, stop, resume. Imports no gradio and no torch.
 
-A run belongs to its directory, and its place in the queue to `trainer.queue`: nothing is kept here, so any number of
-servers, shells and programs may share a runs directory, and a restarted server finds all runs as they are.
+A run belongs to its directory, and its place in the queue to `trainer.queue`: nothing is kept here but what was read,
+so any number of servers, shells and programs may share a runs directory, and a restarted server finds all runs as
+they are.
 """
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,10 +15,11 @@ from pathlib import Path
 from trainer.background import TRAINER, start_waiting
 from trainer.config import TrainConfig
 from trainer.placement import Placement
-from trainer.queue import locked, placement_now, runs_at_work, waiting_runs
-from trainer.runs import RUN_ID, Run, RunError, RunStatus
+from trainer.queue import cancel, locked, placement_now, runs_at_work, waiting_runs
+from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus
 
 LONGEST_QUEUE = 100  # runs
+KEPT_STATES = 64  # runs
 
 
 def placement(config: TrainConfig) -> Placement:
@@ -32,6 +35,7 @@ class Supervisor:
         self._trainer = tuple(trainer)
         self._thread_lock = threading.Lock()
         self._stopping: set[str] = set()
+        self._states: OrderedDict[str, RunState] = OrderedDict()
 
     def run(self, run_id: object) -> Run:
         """The run of an id, which may come from anywhere. Raises RunError."""
@@ -41,15 +45,25 @@ class Supervisor:
                 return run
         raise RunError(f"there is no run {str(run_id)[:64]!r} here")
 
+    def state(self, run: Run) -> RunState:
+        """The run's facts, read now, of its events only the new ones. Shared: read it, do not change it."""
+        with self._thread_lock:
+            state = self._states.setdefault(run.id, RunState(run))
+            self._states.move_to_end(run.id)
+            while len(self._states) > KEPT_STATES:
+                self._states.popitem(last=False)
+            state.update()
+            return state
+
     def living(self) -> list[Run]:
         """The runs with a process at work, newest first, whoever started them."""
-        return [run for run, _ in runs_at_work(self.runs_dir) if run.state().status.living] + [
-            run for run in waiting_runs(self.runs_dir) if run.state().status.living
-        ]
+        found = [run for run, _ in runs_at_work(self.runs_dir)] + waiting_runs(self.runs_dir)
+        living = {run.id: run for run in found if self.state(run).status.living}
+        return [living[run_id] for run_id in sorted(living, reverse=True)]
 
     def queued(self) -> list[Run]:
         """The runs that wait for their devices, first come first."""
-        return [run for run in waiting_runs(self.runs_dir) if run.state().status == RunStatus.QUEUED]
+        return [run for run in waiting_runs(self.runs_dir) if self.state(run).status == RunStatus.QUEUED]
 
     def start(self, config: TrainConfig) -> Run:
         """A new run, started now or as soon as its devices are free.
@@ -67,6 +81,8 @@ class Supervisor:
         """Queue a run that has ended, to train to `epochs` epochs in all. Raises ConfigError or RunError."""
         run = self.run(run_id)
         with locked(self.runs_dir):
+            if run.state().status == RunStatus.QUEUED:
+                raise RunError(f"{run.id} is queued already")
             placement(run.config().changed(epochs=epochs))
             run.prepare_resume(epochs)
         self._start(run)
@@ -88,13 +104,10 @@ class Supervisor:
 
         Raises RunError if it has ended.
         """
-        from trainer.stop import stop_run
-
         run = self.run(run_id)
-        status = run.state().status
-        if status == RunStatus.QUEUED:
-            stop_run(run)
+        if cancel(run):  # a shell that waits to train it sees that within a second, and leaves
             return run
+        status = run.state().status
         if not status.living:
             raise RunError(f"{run.id} is not training: it is {status}")
         with contextlib.suppress(OSError):  # a full disk: the ladder goes on without
@@ -110,7 +123,8 @@ class Supervisor:
         from trainer.stop import stop_run
 
         try:
-            stop_run(run)
+            with contextlib.suppress(RunError):  # a process that the kernel holds: the page shows that it goes on
+                stop_run(run)
         finally:
             with self._thread_lock:
                 self._stopping.discard(run.id)
