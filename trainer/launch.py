@@ -8,11 +8,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trainer import reserve
 from trainer.blame import Blame, blame_silence
 from trainer.causes import cause_of, with_advice
 from trainer.config import TrainConfig
 from trainer.datasets.prepare import Prepared, prepare
 from trainer.events import EventWriter
+from trainer.files import remove_leftovers
 from trainer.log import say
 from trainer.outcome import Outcome
 from trainer.placement import Placement
@@ -29,6 +31,15 @@ WATCH_PERIOD = 0.5  # seconds
 def launch(run: Run, placement: Placement | None = None) -> Outcome:
     """Train a claimed run to its end and write its `end` event. The outcome's status may also be failed."""
     events = EventWriter(run.events_path)
+    reserve.take(run.path)
+    try:
+        outcome = _outcome(run, placement, events)
+    finally:
+        remove_leftovers(run.path)  # what a rank that died had begun to write
+    return outcome
+
+
+def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outcome:
     try:
         with sample_system(run):
             outcome = _train(run, placement, events)
@@ -39,16 +50,18 @@ def launch(run: Run, placement: Placement | None = None) -> Outcome:
         if run.stop_path.exists() and not isinstance(error, ValueError):
             outcome = Outcome("stopped", blame.step)  # it was being stopped: a rank killed meanwhile is no failure
         else:
-            _write_failure(events, blame)
+            _write_failure(run, events, blame)
             return Outcome("failed", blame.step, str(blame))
     cause = "nonfinite" if outcome.status == "diverged" else None
-    events.write("end", status=outcome.status, error=outcome.error or None, rank=None, step=outcome.step, cause=cause)
+    facts = {"error": outcome.error or None, "rank": None, "step": outcome.step, "cause": cause}
+    reserve.write_end(run.path, events, status=outcome.status, **facts)
     say(f"{outcome.status} at step {outcome.step}{': ' + outcome.error if outcome.error else ''}")
     return outcome
 
 
-def _write_failure(events: EventWriter, blame: Blame) -> None:
-    events.write("end", status="failed", error=str(blame), rank=blame.rank, step=blame.step, cause=blame.cause)
+def _write_failure(run: Run, events: EventWriter, blame: Blame) -> None:
+    facts = {"error": str(blame), "rank": blame.rank, "step": blame.step, "cause": blame.cause}
+    reserve.write_end(run.path, events, status="failed", **facts)
     say(f"failed: {blame}")
 
 
@@ -119,7 +132,7 @@ def _watched(run: Run, board: Board, config: TrainConfig, events: EventWriter) -
         while not done.wait(WATCH_PERIOD):
             silence = watch.look()
             if silence:
-                _write_failure(events, blame_silence(silence))
+                _write_failure(run, events, blame_silence(silence))
             if silence or not run.is_there:
                 kill_children()
                 os._exit(1)

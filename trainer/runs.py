@@ -29,7 +29,7 @@ from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
-from trainer.files import open_regular, sync_folder
+from trainer.files import open_regular, remove_leftovers, remove_stale_folders, sync_folder
 from trainer.processes import Identity, alive, identity, recorded_identity
 from trainer.status import RunState, RunStatus
 
@@ -37,6 +37,7 @@ __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer",
 
 CHECKPOINTS = ("last", "previous", "best")  # in the order in which a resumed run tries them
 MAX_CONFIG = 1 << 20  # bytes; what is longer is no config.json
+PART = 20_000  # events read at once, so that a long run is never in memory as a whole
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 
@@ -113,6 +114,7 @@ class Run:
         """
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
+            remove_stale_folders(runs_dir)
             while True:
                 stamp = time.strftime("%Y%m%d-%H%M%S")
                 run = cls(runs_dir / f"{stamp}-{config.parallel}-{secrets.token_hex(2)}")
@@ -231,8 +233,7 @@ class Run:
             raise RunError(f"{self.id} is {'queued already' if status == RunStatus.QUEUED else 'running'}")
         shutil.rmtree(self.ranks_path, ignore_errors=True)
         self.stop_path.unlink(missing_ok=True)
-        for torso in self.path.glob(".*.pt.*"):  # what a process that was killed had begun to write
-            torso.unlink()
+        remove_leftovers(self.path)
         # In this order: a reader in between must not take the earlier launch for the one at work.
         write_atomic(self.launch_path, json.dumps(_queue_record(waits_here)))
         (self.path / "process.json").unlink(missing_ok=True)
@@ -268,7 +269,8 @@ class Run:
     def state(self) -> RunState:
         """All facts, read now. Keep the RunState and `update()` it to read only what is new."""
         state = RunState(self)
-        state.update()
+        while len(state.update(PART)) == PART:
+            pass
         return state
 
 

@@ -41,6 +41,8 @@ def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_pat
     finally:
         for process in context.processes:
             process.kill()
+        for process in context.processes:
+            process.join(PEER_GRACE)
     records = _records(run, store, board)
     outcomes = [record["done"] for record in records if "done" in record]
     if len(outcomes) < placement.world_size:  # exit code 0 alone proves nothing

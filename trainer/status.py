@@ -50,17 +50,17 @@ class RunState:
         self._tail = EventTail(self.run.events_path)
         self._positions = {"start": -1, "end": -1}
 
-    def update(self) -> list[Event]:
-        """Read what is new. Returns the new events."""
+    def update(self, limit: int | None = None) -> list[Event]:
+        """Read what is new, at most `limit` events. Returns them."""
         # Before the events: a process that ends in between leaves its `end` to be read.
         self.process = self.run.process() or {}
         known = recorded_identity(self.process)
         is_alive = known is not None and alive(known)
         generation = self._tail.generation
-        found = self._tail.read()
+        found = self._tail.read(limit)
         if self._tail.generation != generation:
             fresh = RunState(self.run)
-            events = fresh.update()
+            events = fresh.update(limit)
             self.__dict__.update(fresh.__dict__)
             self._tail.generation = generation + 1
             return events
