@@ -38,6 +38,7 @@ WORDS = {
 _WAITING = (Phase.EXCHANGE, Phase.JOINING, Phase.ENDING)
 _FIELDS = 3  # signs given, phase, step
 LONGEST_TICK = 1.0  # seconds that count between two looks
+START_LIMIT = 60.0  # seconds at least for the imports, in which a rank cannot give signs, on a cold or busy disk
 
 
 class Board:
@@ -95,11 +96,15 @@ class Watch:
             has_moved = signs != self._signs.get(rank)
             self._signs[rank] = signs
             self._silent[rank] = 0.0 if has_moved else self._silent[rank] + passed
-        if max(self._silent.values()) <= self.limit:
+        if not any(self._is_late(rank) for rank in self._silent):
             return None
         culprit = max(self._silent, key=self._suspicion)
         _, phase, step = self.board.read(culprit)
         return Silence(culprit, step, phase, self._silent[culprit])
+
+    def _is_late(self, rank: int) -> bool:
+        is_starting = self.board.read(rank)[1] == Phase.STARTING
+        return self._silent[rank] > (max(self.limit, START_LIMIT) if is_starting else self.limit)
 
     def _suspicion(self, rank: int) -> tuple[bool, bool, float]:
         """Suspended before merely silent; busy with itself before waiting for others; then the longest silent.
@@ -108,7 +113,7 @@ class Watch:
         """
         _, phase, _ = self.board.read(rank)
         silent = self._silent[rank]
-        is_silent = silent > self.limit / 2
+        is_silent = silent > self.limit / 2 and (phase != Phase.STARTING or self._is_late(rank))
         return is_silent and self._is_suspended(rank), is_silent and phase not in _WAITING, silent
 
     def _is_suspended(self, rank: int) -> bool:

@@ -80,4 +80,4 @@ PEER_SIGNS = (
 
 def is_peer_error(error: BaseException) -> bool:
     """Whether an error only says that another rank went away or stayed silent."""
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_SIGNS)
+    return isinstance(error, RuntimeError) and any(sign.lower() in str(error).lower() for sign in PEER_SIGNS)

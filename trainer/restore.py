@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
+from trainer.pulse import Phase
 from trainer.runs import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def restore(session: "Session") -> None:
     name, data, refusal = _choose(session) if session.worker.is_main else ("", b"", "")
     if session.worker.world_size > 1:
         box: list[Any] = [(name, data, refusal)]
+        session.record.at(Phase.EXCHANGE)
         dist.broadcast_object_list(box, src=0, device=session.worker.device)
+        session.record.at(Phase.PREPARING)
         name, data, refusal = box[0]
     if refusal:
         raise CheckpointError(refusal)

@@ -108,8 +108,10 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
         worker.rank,
         worker.world_size,
     )
+    record.at(Phase.PREPARING)  # all of this may take long on a busy machine
     torch.manual_seed(config.seed)
     model = build_model(config.model, len(prepared.classes)).to(device, torch.get_default_dtype())
+    record.at(Phase.PREPARING)
     autocast = choose_precision(config.precision, device)
     steps_per_epoch = math.ceil(len(train_set) / config.batch_size)
     total_steps = config.epochs * steps_per_epoch
@@ -132,10 +134,13 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
         steps_per_epoch=steps_per_epoch,
         total_steps=min(total_steps, config.max_steps or total_steps),
     )
+    record.at(Phase.PREPARING)
     restore(session)
     if config.compile and device.type == "cuda":
         model.compile()  # in place: the names of the weights stay as they are
+    record.at(Phase.EXCHANGE)
     session.net = wrap(model, worker)
+    record.at(Phase.PREPARING)
     return session
 
 

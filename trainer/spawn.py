@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.outcome import Outcome
 from trainer.placement import Placement
 from trainer.processes import leave_when_parent_dies
-from trainer.pulse import Board, Phase, Watch
+from trainer.pulse import Board, Phase, Silence, Watch
 from trainer.ranks import RankRecord
 from trainer.runs import Run
 from trainer.work import run_rank
@@ -54,11 +55,20 @@ def _follow(context: mp.ProcessContext, store: dist.TCPStore, run: Run, watch: W
     """Return when all ranks have left with exit code 0. Raises what `context` raises for any other, and Blame."""
     while not context.join(timeout=SPAWN_POLL, grace_period=PEER_GRACE):
         if silence := watch.look():
-            raise blame_silence(silence)
+            raise blame_silence(_or_who_did_not_join(silence, store, run, watch.board))
         if any(_left_early(rank, process, store) for rank, process in enumerate(context.processes)):
             raise find_blame(_records(run, store, watch.board), None)
         if not run.is_there:  # deleted: there is nothing left to train for
             raise KeyboardInterrupt
+
+
+def _or_who_did_not_join(silence: Silence, store: dist.TCPStore, run: Run, board: Board) -> Silence:
+    """Of ranks that all wait to join, the one that has not left its address in the store."""
+    if silence.phase != Phase.JOINING:
+        return silence
+    tails = (key.rsplit("/", 1)[-1] for key in store.list_keys() if key.startswith(run.id))
+    missing = set(range(board.world_size)) - {int(tail) for tail in tails if tail.isdigit()}
+    return replace(silence, rank=min(missing)) if missing else silence
 
 
 def _left_early(rank: int, process: Any, store: dist.TCPStore) -> bool:
