@@ -3,16 +3,21 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import await_true
+from tests.disks import needs_small_disks, remount_read_only, small_disk
 from trainer.config import TrainConfig
-from trainer.datasets import shapes, store
+from trainer.datasets import arrays, locks, shapes, store
 from trainer.datasets.prepare import DataError, available, cached, open_prepared, peek, prepare
 
 SHAPES = TrainConfig(dataset="shapes")
@@ -177,3 +182,131 @@ def test_the_lock_is_free_after_its_holder_died(start_process):
     holder.kill()
     await_true(lambda: waiter.poll() is not None, what="the waiting process ended")
     assert waiter.returncode == 0
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", [*(f"{part}.npy" for part in store.PARTS), "meta.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_one_flipped_bit_anywhere_in_the_cache_is_noticed_before_it_is_trained_on(name: str, share: float):
+    """A cache of a few pictures; the flip is at the beginning, in the middle or at the end of the file."""
+    built = []
+
+    def build(progress) -> store.Arrays:
+        built.append(1)
+        draw = np.random.default_rng(0)
+        pixels, labels = draw.integers(0, 255, (20, 32, 32, 3), np.uint8), np.arange(20) % 2
+        return store.Arrays(("a", "b"), pixels, labels, pixels[:4], labels[:4])
+
+    source = store.Source("few-1", build)
+    good = store.obtain(source, silent)
+    pixels = np.array(good.train_images)
+    flip(good.path / name, round(share * ((good.path / name).stat().st_size - 1)))
+    if not name.endswith("images.npy") or share == 0.0:  # pictures are checked once a run, by `prepare`
+        with pytest.raises(DataError, match="no whole prepared"):
+            open_prepared(good.path)
+    again = store.obtain(source, silent)
+    assert np.array_equal(again.train_images, pixels)
+    assert again.mean == good.mean
+    assert len(built) == 2
+
+
+def test_checking_the_whole_of_cifar10_takes_a_part_of_a_second(tmp_path):
+    (tmp_path / "180 MB").write_bytes(bytes(184_000_000))
+    begun = time.monotonic()
+    arrays.digest(tmp_path / "180 MB", lambda: None)
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", ["meta.json", "test_labels.npy", "train_images.npy"])
+def test_what_is_no_file_in_the_cache_blocks_nobody_and_is_built_again(make, name: str):
+    path = prepare(SHAPES, silent).path
+    (path / name).unlink()
+    make(path / name)
+    with pytest.raises(DataError, match="no whole prepared"):
+        open_prepared(path)
+    assert prepare(SHAPES, silent).sizes == shapes.SIZES
+
+
+def test_a_cache_that_is_deleted_while_it_is_open_can_be_read_to_its_end():
+    made = prepare(SHAPES, silent)
+    expected = np.array(made.train_images[-1])
+    shutil.rmtree(store.cache_root())
+    assert np.array_equal(made.train_images[-1], expected)
+    with pytest.raises(DataError, match="no whole prepared"):
+        open_prepared(made.path)
+    assert prepare(SHAPES, silent).sizes == shapes.SIZES
+
+
+def test_a_cache_that_is_deleted_while_it_is_built_is_one_sentence():
+    def progress(text: str) -> None:
+        if text.startswith("Saving"):
+            shutil.rmtree(store.cache_root(), ignore_errors=True)
+
+    with pytest.raises(DataError, match="cannot be written") as caught:
+        prepare(SHAPES, progress)
+    assert "\n" not in str(caught.value)
+    assert prepare(SHAPES, silent).sizes == shapes.SIZES
+
+
+@needs_small_disks
+def test_a_full_cache_and_one_that_takes_no_writes_are_one_sentence_each_and_leave_nothing(tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        monkeypatch.setenv("PARALLEL_TRAINER_CACHE", str(disk))
+        with pytest.raises(DataError, match=r"\(No space left on device\): set PARALLEL_TRAINER_CACHE"):
+            prepare(SHAPES, silent)
+        assert os.listdir(disk) == []
+        remount_read_only(disk)
+        with pytest.raises(DataError, match=r"\(Read-only file system\): set PARALLEL_TRAINER_CACHE"):
+            prepare(SHAPES, silent)
+
+
+@needs_small_disks
+def test_a_cache_that_takes_no_writes_is_enough_for_what_is_in_it(tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        monkeypatch.setenv("PARALLEL_TRAINER_CACHE", str(disk))
+        prepare(SHAPES, silent)
+        remount_read_only(disk)
+        assert prepare(SHAPES, silent).sizes == shapes.SIZES
+
+
+def test_a_builder_removes_what_killed_builders_of_other_data_left_and_not_what_a_living_one_builds(start_process):
+    root = store.cache_root()
+    for name in (".thing-dead.building", ".thing-alive.building"):
+        (root / name / "half").mkdir(parents=True)
+    (root / "thing-dead.lock").touch()
+    hold = (
+        "import sys, time; from pathlib import Path; from trainer.datasets.locks import locked\n"
+        "with locked(Path(sys.argv[1]), print): print('held', flush=True); time.sleep(60)"
+    )
+    holder = start_process(sys.executable, "-c", hold, root / "thing-alive.lock", stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    prepare(SHAPES, silent)
+    assert sorted(os.listdir(root)) == [".thing-alive.building", "shapes-1", "thing-alive.lock"]
+
+
+def test_a_lock_whose_file_was_removed_is_still_held_by_one_at_a_time(tmp_path):
+    """Holders remove the file; who waited for it must not hold the removed one while another holds the new one."""
+    inside, most = [], []
+
+    def work() -> None:
+        for _ in range(20):
+            with locks.locked(tmp_path / "lock", lambda: None):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(locks, "POLL", 0.001)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert (len(most), max(most)) == (80, 1)
+    assert os.listdir(tmp_path) == []

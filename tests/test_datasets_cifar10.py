@@ -2,18 +2,23 @@
 
 import hashlib
 import io
+import os
 import pickle
+import shutil
 import socket
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.disks import needs_small_disks, remount_read_only, small_disk
 from trainer.config import TrainConfig
 from trainer.datasets import cifar10, download, store
 from trainer.datasets.prepare import DataError, available, prepare
@@ -42,7 +47,7 @@ def small_cifar10() -> tuple[bytes, dict[str, bytes]]:
 
 
 class Server:
-    """Serves one file on loopback; `behaviour`: whole, short, stall."""
+    """Serves one file on loopback; `behaviour`: whole, short, stall (after half of it), silent, endless."""
 
     def __init__(self, data: bytes):
         self.data, self.behaviour, self.requests = data, "whole", 0
@@ -52,10 +57,14 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 outer.requests += 1
+                if outer.behaviour == "silent":
+                    outer.over.wait(30)
+                    return
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(outer.data)))
+                if outer.behaviour != "endless":
+                    self.send_header("Content-Length", str(len(outer.data)))
                 self.end_headers()
-                whole = outer.behaviour == "whole"
+                whole = outer.behaviour in ("whole", "endless")
                 self.wfile.write(outer.data if whole else outer.data[: len(outer.data) // 2])
                 if outer.behaviour == "stall":
                     self.wfile.flush()
@@ -231,3 +240,110 @@ def test_a_data_path_that_cannot_be_written_is_one_sentence(server, tmp_path):
     with pytest.raises(DataError, match="choose another data path"):
         prepare(config(tmp_path / "file"), silent)
     assert not list(store.cache_root().glob("cifar10*[!k]"))
+
+
+OFFLINE = """
+import sys, time
+from trainer.config import TrainConfig
+from trainer.datasets import cifar10
+from trainer.datasets.prepare import DataError, prepare
+cifar10.URL = sys.argv[1]
+begun = time.monotonic()
+try:
+    prepare(TrainConfig(dataset="cifar10", data_dir=sys.argv[2]), lambda text: None)
+except DataError as error:
+    print(time.monotonic() - begun, error)
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="makes network namespaces, needs root")
+@pytest.mark.parametrize("host", ["198.51.100.7", "www.example.org"])
+def test_where_every_packet_is_swallowed_it_says_so_within_five_seconds(host: str, start_process, tmp_path):
+    # A cable whose other end nobody listens to; with the neighbour's address known, nothing ever comes back.
+    swallow = "ip link add v0 type veth peer name v1 && ip addr add 192.0.2.2/24 dev v0 && ip link set v0 up && "
+    swallow += "ip link set v1 up && ip neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev v0 && "
+    swallow += 'ip route add default via 192.0.2.1 && exec "$@"'
+    program = (sys.executable, "-c", OFFLINE, f"https://{host}/{cifar10.ARCHIVE}", tmp_path / "data")
+    out, _ = start_process("unshare", "-n", "sh", "-c", swallow, "sh", *program, stdout=-1).communicate(timeout=60)
+    seconds, text = out.split(" ", 1)
+    assert float(seconds) < 5
+    assert text.count("\n") == 1
+    assert "does not answer" in text or "resolution" in text
+    assert os.listdir(tmp_path / "data") == []
+
+
+def test_two_at_once_with_caches_of_their_own_download_once(server, tmp_path, monkeypatch):
+    caches = threading.local()
+    monkeypatch.setattr(store, "cache_root", lambda: caches.root)
+    told: list[str] = []
+
+    def work(name: str) -> None:
+        caches.root = tmp_path / name
+        prepare(config(tmp_path / "data"), lambda text: (told.append(text), time.sleep(0.01)))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert server.requests == 1
+    assert "Waiting for another process that downloads CIFAR-10" in told
+    assert os.listdir(tmp_path / "data") == [cifar10.ARCHIVE]
+    assert all(list((tmp_path / name).glob("*/meta.json")) for name in ("one", "other"))
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_a_killed_download_left_goes_with_the_next_start(server, tmp_path, by_hand):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / f".{cifar10.ARCHIVE}.part").write_bytes(b"a torso")
+    if by_hand:
+        (folder / cifar10.ARCHIVE).write_bytes(server.data)
+    prepare(config(folder), silent)
+    assert os.listdir(folder) == [cifar10.ARCHIVE]
+
+
+def test_more_than_was_announced_is_refused(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "ARCHIVE_BYTES", 1000)
+    server.behaviour = "endless"
+    assert "larger than the 1000 bytes" in assert_explained(tmp_path / "data", within=10)
+
+
+@needs_small_disks
+def test_a_full_disk_and_one_that_takes_no_writes_are_one_sentence_each(server, tmp_path):
+    server.data += bytes(3_000_000)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        with pytest.raises(DataError, match=r"cannot be written \(No space left on device\): choose another") as caught:
+            prepare(config(disk), silent)
+        assert "\n" not in str(caught.value)
+        assert os.listdir(disk) == []
+        remount_read_only(disk)
+        with pytest.raises(DataError, match=r"cannot be written \(Read-only file system\): choose another"):
+            prepare(config(disk), silent)
+
+
+@needs_small_disks
+def test_a_folder_that_takes_no_writes_is_enough_to_read_from(server, tmp_path):
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        (disk / cifar10.ARCHIVE).write_bytes(server.data)
+        remount_read_only(disk)
+        assert prepare(config(disk), silent).sizes.num_train == 100
+
+
+@pytest.mark.parametrize("name", [cifar10.ARCHIVE, cifar10.FOLDER])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_archive_and_blocks_nobody(server, tmp_path, make, name):
+    make(tmp_path / name)
+    assert not available(config(tmp_path))
+    begun = time.monotonic()
+    with suppress(DataError):
+        prepare(config(tmp_path), silent)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-that-name/x", "\0"])
+def test_a_path_that_cannot_be_is_one_sentence_or_one_folder(path, tmp_path):
+    for dataset in ("cifar10", "images"):
+        settings = TrainConfig.model_construct(**{**TrainConfig().model_dump(), "dataset": dataset, "data_dir": path})
+        assert not available(settings)

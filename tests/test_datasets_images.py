@@ -1,5 +1,6 @@
 """A folder or an archive of pictures: one layout, plainly refused when it is another."""
 
+import errno
 import io
 import os
 import tarfile
@@ -133,7 +134,7 @@ def test_deeper_folders_belong_to_their_class_and_links_are_followed(tmp_path):
     (top / "train" / "a" / "loop").symlink_to(top / "train" / "a")
     made = prepared(folder(top, {"test/a/1.png": png()}))
     assert made.classes == ("a", "b")
-    assert (made.train_labels == 1).sum() == 2
+    assert np.bincount(made.train_labels).tolist() == [2, 2], "each picture once, also through a link to its own folder"
 
 
 def test_a_few_unreadable_pictures_are_skipped_and_named(tmp_path):
@@ -193,3 +194,99 @@ def test_non_square_and_large_pictures_become_32_by_32_by_the_rule_of_prediction
     content = files() | {"train/sky/big.png": png(COLOURS["sky"], (900, 300))}
     made = prepared(folder(tmp_path / "p", content))
     assert np.unique(made.train_images[-1].reshape(-1, 3), axis=0).tolist() == [list(COLOURS["sky"])]
+
+
+def bomb() -> bytes:
+    """400 million pixels in 50 kB."""
+    buffer = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def sixteen_bits() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((32, 32), 40_000, np.uint16)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+UNREADABLE = {
+    "nothing in it": (lambda path: path.touch(), "The file is empty"),
+    "no picture": (lambda path: path.write_text("words"), "not a picture that can be read"),
+    "cut": (lambda path: path.write_bytes(png(size=(500, 500))[:-300]), "damaged or incomplete"),
+    "a bomb": (lambda path: path.write_bytes(bomb()), "million pixels"),
+    "20 MB": (lambda path: path.write_bytes(png() + bytes(20_000_000)), "more than 10 MB"),
+    "a pipe": (os.mkfifo, "cannot be read: it is not a regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it is not a regular file"),
+    "a link to itself": (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
+    "a link to nowhere": (lambda path: path.symlink_to("nowhere"), "cannot be read: No such file or directory"),
+    "what may not be read": (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: Input/output error"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_picture_that_cannot_be_read_is_left_out_and_named_and_of_too_many_the_first_is_told(kind: str, tmp_path):
+    make, reason = UNREADABLE[kind]
+    content = {f"train/{name}/{i:03}.png": png() for name in ("a", "b") for i in range(60)}
+    top = folder(tmp_path / "p", content)
+    make(top / "train" / "b" / "bad.png")
+    made = prepared(top)
+    assert made.sizes.num_train + made.sizes.num_test == 120
+    assert made.notes[0] == "1 of 121 pictures could not be read and were left out: train/b/bad.png."
+    make(top / "train" / "a" / "bad.png")
+    with pytest.raises(DataError, match="2 of 122 pictures cannot be read, more than 1 in 100, the first is") as caught:
+        prepared(top)
+    assert "the first is train/a/bad.png (The " in str(caught.value)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_named_like_a_picture_is_a_folder_and_16_bits_are_scaled(tmp_path):
+    content = files() | {"train/apple/x.png/deeper.png": png(), "train/sky/deep.png": sixteen_bits()}
+    made = prepared(folder(tmp_path / "p", content))
+    assert made.notes == ()
+    assert np.bincount(made.train_labels).tolist() == [5, 4, 5]
+    assert np.unique(made.train_images[made.train_labels == 2][-1]).tolist() == [156]
+
+
+def test_a_picture_that_vanishes_after_it_was_listed_is_named(tmp_path):
+    content = {f"train/{name}/{i:03}.png": png() for name in ("a", "b") for i in range(60)}
+    top = folder(tmp_path / "p", content)
+    told: list[str] = []
+
+    def progress(text: str) -> None:
+        told.append(text)
+        if text.startswith("Reading pictures"):
+            (top / "train" / "b" / "059.png").unlink(missing_ok=True)
+
+    made = prepared(top, progress)
+    assert made.notes[0] == "1 of 120 pictures could not be read and were left out: train/b/059.png."
+
+
+def test_large_pictures_that_cannot_be_read_are_named_by_the_threads_too(tmp_path):
+    content = {f"train/{name}/{i:03}.png": noise() for name in ("a", "b") for i in range(60)}
+    content["train/a/030.png"] = content["train/a/030.png"][:-1000]
+    made = prepared(folder(tmp_path / "p", content))
+    assert made.notes[0] == "1 of 120 pictures could not be read and were left out: train/a/030.png."
+
+
+def noise() -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((200, 200), 60).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("part", ["", "train", "train/apple"])
+def test_a_folder_that_cannot_be_listed_is_refused_and_not_left_out(part: str, tmp_path, monkeypatch):
+    """Its pictures would be missing without a word. Root may list all, so the refusal is made up."""
+    top = folder(tmp_path / "p", files())
+    real = os.scandir
+
+    def scandir(path):
+        if str(path) == str(top / part):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"cannot be read \(Permission denied\): allow reading it") as caught:
+        prepared(top)
+    assert str(top / part) in str(caught.value)
