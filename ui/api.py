@@ -9,6 +9,17 @@ from trainer.config import ConfigError, TrainConfig
 from trainer.runs import Run, RunError, iter_runs
 from ui.supervisor import Supervisor
 
+MAX_ERROR = 2000  # characters; what was refused may be long
+
+
+class Page(gr.Blocks):
+    """Blocks that take exactly as many values as an event has. Gradio drops those beyond and goes on."""
+
+    def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
+        wanted = len(block_fn.inputs)
+        if len(inputs) != wanted:
+            raise _refused(f"{block_fn.name} takes {wanted} value{'' if wanted == 1 else 's'}, not {len(inputs)}")
+
 
 def publish(supervisor: Supervisor) -> None:
     """Add the endpoints to the current Blocks."""
@@ -65,4 +76,4 @@ def _status(run: Run) -> dict[str, Any]:
 
 
 def _refused(text: str) -> gr.Error:
-    return gr.Error(text, print_exception=False)
+    return gr.Error(text[:MAX_ERROR], print_exception=False)

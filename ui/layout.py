@@ -10,7 +10,7 @@ import gradio as gr
 
 from trainer.config import TrainConfig
 from trainer.devices import list_gpus
-from ui.api import publish
+from ui.api import Page, publish
 from ui.curves import Curves
 from ui.first_visit import FirstVisit
 from ui.form import Form
@@ -28,7 +28,7 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
     """The whole page for one runs directory. `data_dir` is where the form looks for CIFAR-10 at first."""
     supervisor, curves = Supervisor(runs_dir), Curves(runs_dir)
     form = Form(list_gpus(), TrainConfig(data_dir=data_dir))
-    with gr.Blocks(title="Parallel Trainer", fill_width=True, delete_cache=(3600, 86400)) as page:
+    with Page(title="Parallel Trainer", fill_width=True, delete_cache=(3600, 86400)) as page:
         gr.HTML(_HEADER, elem_id="header")
         with gr.Tabs() as tabs:
             with gr.Tab("Train", id="train"):
@@ -41,7 +41,7 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
                 predict = build_predict_tab(curves, runs_dir)
         publish(supervisor)  # first: a later handler of the same name would get the number behind it
         to_train = gr.update(selected="train")
-        train.wire(page, to_runs=Hook(lambda _: [gr.update(selected="runs")], [tabs]))
+        train.wire(page, tabs)
         runs.wire(
             runs_tab,
             open_run=Hook(lambda run_id: [to_train, {"run": run_id}], [tabs, train.live]),

@@ -16,7 +16,6 @@ from ui.first_visit import FirstVisit
 from ui.form import CUSTOM, FIELDS, Form, parse, preset_of, recipe
 from ui.meaning import explain, refusal, shell
 from ui.run_buttons import RunButtons, alert
-from ui.runs_tab import Hook
 from ui.supervisor import Supervisor
 from ui.waiting import Board
 
@@ -73,8 +72,8 @@ class TrainTab:
                 elem_id="command",
             )
 
-    def wire(self, page: gr.Blocks, to_runs: Hook) -> None:
-        """Connect the events; called when the whole page is built. `to_runs` leads to the Runs tab."""
+    def wire(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
+        """Connect the events; called when the whole page is built."""
         buttons, inputs, answer = self.buttons, self.form.inputs, self.answer
         seen = [self.live, *inputs]
         told = [buttons.problem, self.live, *buttons.outputs]
@@ -97,7 +96,7 @@ class TrainTab:
         buttons.stop.click(self._on_stop, seen, told, **_QUIET)
         buttons.train_on.click(self._on_resume, [buttons.more_epochs, *seen], told, **_QUIET)
         buttons.elsewhere.click(self._on_elsewhere, seen, told, **_QUIET)
-        buttons.others.click(lambda: list(to_runs.update(None)), None, list(to_runs.outputs), **_QUIET)
+        buttons.others.click(lambda: gr.update(selected="runs"), None, tabs, **_QUIET)
         self.live.statechange(self._on_state, seen, [buttons.more_epochs, *buttons.outputs], **_LATEST)
         self.live.runschange(self._on_change, seen, [self.live, *buttons.outputs], **_LATEST)
 
