@@ -23,7 +23,7 @@ def test_importing_the_app_leaves_torch_out():
     "module",
     [
         *("config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame"),
-        *("queue", "background", "signals", "pulse", "causes", "launch", "__main__"),
+        *("queue", "background", "signals", "pulse", "causes", "watcher", "launch", "__main__"),
     ],
 )
 def test_the_contracts_need_no_torch(module: str):

@@ -2,13 +2,12 @@
 
 import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 
 from trainer import reserve
+from trainer.background import start_waiting
 from trainer.blame import Blame, blame_silence
 from trainer.causes import cause_of, with_advice
 from trainer.config import TrainConfig
@@ -18,14 +17,12 @@ from trainer.files import remove_leftovers
 from trainer.log import say
 from trainer.outcome import Outcome
 from trainer.placement import Placement
-from trainer.processes import kill_children
-from trainer.pulse import Board, Watch
+from trainer.pulse import Board, Silence
 from trainer.queue import placement_now
 from trainer.ranks import RankRecord
-from trainer.runs import Run
+from trainer.runs import Run, RunError
 from trainer.system import sample_system
-
-WATCH_PERIOD = 0.5  # seconds
+from trainer.watcher import watched
 
 
 def launch(run: Run, placement: Placement | None = None) -> Outcome:
@@ -65,6 +62,12 @@ def _write_failure(run: Run, events: EventWriter, blame: Blame) -> None:
     say(f"failed: {blame}")
 
 
+def _tell_silence(run: Run, events: EventWriter, silence: Silence) -> None:
+    _write_failure(run, events, blame_silence(silence))
+    with suppress(RunError):
+        start_waiting(run.path.parent, leaving=run)
+
+
 def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcome:
     config = run.config()
     placement = placement or placement_now(config)
@@ -72,17 +75,18 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
         events.write("warning", text=text)
         say(text)
     prepared = _prepare(run, config, events)
-    pin(placement)
     if placement.world_size > 1:
+        pin(placement)
         from trainer.spawn import train_in_ranks
 
         return train_in_ranks(run, config, placement, prepared.path)
-    from trainer.work import run_rank
-
     board = Board(1)
     record = RankRecord(run, 0, board)
-    with _watched(run, board, config, events):
+    with watched(run, board, config.silence_limit, lambda silence: _tell_silence(run, events, silence)):
         try:
+            pin(placement)
+            from trainer.work import run_rank
+
             return run_rank(run, config, placement, prepared.path, record, 0)
         except BaseException as error:
             record.failed(error)
@@ -117,33 +121,6 @@ def pin(placement: Placement) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in placement.gpus)
     if placement.backend == "gloo":  # else gloo looks up the host's name, which may lead nowhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-
-
-@contextmanager
-def _watched(run: Run, board: Board, config: TrainConfig, events: EventWriter) -> Iterator[None]:
-    """End this process if the rank that it is itself gives no sign of progress, or if its run was deleted.
-
-    A thread can do so while the main thread hangs in a call, unless that keeps the interpreter to itself.
-    """
-    done = threading.Event()
-    watch = Watch(board, config.silence_limit)
-
-    def look() -> None:
-        while not done.wait(WATCH_PERIOD):
-            silence = watch.look()
-            if silence:
-                _write_failure(run, events, blame_silence(silence))
-            if silence or not run.is_there:
-                kill_children()
-                os._exit(1)
-
-    thread = threading.Thread(target=look, name="watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def _last_step(run: Run) -> int:

@@ -87,6 +87,10 @@ class Watch:
     _silent: dict[int, float] = field(default_factory=dict)
     _looked: float = field(default_factory=time.monotonic)
 
+    def forgive(self) -> None:
+        """Count all silence anew."""
+        self._silent = dict.fromkeys(self._silent, 0.0)
+
     def look(self) -> Silence | None:
         """The rank that holds the run up, once any has been silent for too long."""
         now = time.monotonic()
