@@ -3,7 +3,18 @@
 from importlib import import_module
 
 # One file for each kind of fault; the order is that of the table.
-SCENARIOS = ("processes", "hangs", "stopping")
+SCENARIOS = (
+    "processes",
+    "hangs",
+    "stopping",
+    "checkpoints",
+    "disk",
+    "data",
+    "queueing",
+    "requests",
+    "environment",
+    "network",
+)
 
 for _name in SCENARIOS:
     import_module(f"{__name__}.{_name}")

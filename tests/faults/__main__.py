@@ -35,7 +35,8 @@ def time_limit(seconds: int):
 
 def cells(result: Result) -> list[str]:
     fault = result.fault
-    told = [fault.name, fault.injected, fault.promised, result.seen]
+    seen = "".join(c if c.isprintable() else "?" for c in result.seen)
+    told = [fault.name, fault.injected, fault.promised, seen]
     return [str(fault.number), *told, f"{result.seconds:.1f}", str(result.left), result.verdict]
 
 

@@ -71,6 +71,21 @@ def eat() -> None:
         eaten.append(bytearray(50_000_000))
 
 
+def memory() -> None:
+    """Ask torch for more than any machine has."""
+    import torch
+
+    torch.empty(1 << 60)
+
+
+def once(path: str) -> None:
+    """Go on to what follows for the first process only that gets here; all others go about their work."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        raise Spared from None
+
+
 def flood(lines: str = "65000") -> None:
     print("\n".join(f"line {number} of a flood" for number in range(int(lines))), flush=True)
 
@@ -83,11 +98,15 @@ def clock(seconds: str) -> None:
 
 def child() -> None:
     """A helper program that outlives its parent if nobody ends it."""
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    subprocess.Popen(["sleep", "1000"])
+
+
+class Spared(Exception):
+    """Another process has carried this order out."""
 
 
 WHAT = {"raise": throw, "exit": leave}
-WHAT |= {action.__name__: action for action in (kill, sleep, spin, hold, deaf, eat, flood, clock, child)}
+WHAT |= {action.__name__: action for action in (kill, sleep, spin, hold, deaf, eat, memory, once, flood, clock, child)}
 
 
 class Order:
@@ -104,8 +123,11 @@ class Order:
             return
         self.calls_left -= 1
         if self.calls_left == 0:
-            for name, *rest in self.actions:
-                WHAT[name](*rest)
+            try:
+                for name, *rest in self.actions:
+                    WHAT[name](*rest)
+            except Spared:
+                return
 
     def wrap(self, module) -> None:
         *path, name = self.function.split(".")
