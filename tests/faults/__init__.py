@@ -5,12 +5,15 @@ from importlib import import_module
 # One file for each kind of fault; the order is that of the table.
 SCENARIOS = (
     "processes",
+    "launchers",
     "hangs",
     "stopping",
+    "signals",
     "checkpoints",
     "disk",
     "data",
     "queueing",
+    "servers",
     "requests",
     "environment",
     "network",
