@@ -60,7 +60,7 @@ def disk_full_for_good(stage: Stage) -> str:
             time.sleep(0.02)
 
     in_background(keep_full)
-    return expect.completed(stage, run, process)
+    return expect.completed(stage, run, process, torn=True)
 
 
 @fault("the disk is full for a while", "completed; the steps after it are logged; strict JSON", root=True)
@@ -71,7 +71,7 @@ def disk_full_for_a_while(stage: Stage) -> str:
     fill(run.path.parent)
     time.sleep(1.5)
     (run.path.parent / "filler").unlink()
-    return expect.completed(stage, run, process)
+    return expect.completed(stage, run, process, torn=True)
 
 
 @fault(

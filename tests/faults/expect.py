@@ -1,5 +1,6 @@
 """What scenarios ask of an ended run."""
 
+import json
 import subprocess
 import time
 from typing import Any
@@ -14,9 +15,24 @@ SECONDS_TO_TELL = 5.0  # from the fault to the `end` event
 START_UP = 90.0  # in which a run on a busy machine surely gets going
 
 
-def told(run: Run, process: subprocess.Popen, seconds: float = START_UP) -> dict[str, Any]:
+def strict(run: Run, torn: bool = False) -> None:
+    """Every line of the events is JSON as the standard has it; a full disk may have torn some."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"events.jsonl holds {constant}, which is not JSON")
+
+    lines = run.events_path.read_bytes().splitlines() if run.events_path.is_file() else []
+    for line in lines:
+        try:
+            json.loads(line, parse_constant=refuse)
+        except ValueError:
+            assert torn, f"events.jsonl holds a torn line: {line[:100]!r}"
+
+
+def told(run: Run, process: subprocess.Popen, seconds: float = START_UP, torn: bool = False) -> dict[str, Any]:
     """Wait for the trainer's own end; its `end` event."""
     process.wait(seconds)
+    strict(run, torn)
     end = end_of(run)
     assert end, f"exit code {process.returncode} and no end event; the log: {last_words(run)}"
     return end
@@ -53,8 +69,8 @@ def failed(
     return seen
 
 
-def completed(stage: Stage, run: Run, process: subprocess.Popen, seconds: float = 150) -> str:
-    end = told(run, process, seconds)
+def completed(stage: Stage, run: Run, process: subprocess.Popen, seconds: float = 150, torn: bool = False) -> str:
+    end = told(run, process, seconds, torn)
     assert (end["status"], process.returncode) == ("completed", 0), f"{end}, exit code {process.returncode}"
     stage.gone(5)
     no_torso(run)
