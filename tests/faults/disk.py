@@ -88,14 +88,14 @@ def no_inodes_left(stage: Stage) -> str:
     except OSError:
         pass
     seen = expect.completed(stage, run, process)
-    return f"{seen}; {made} files took the rest; {expect.warned(run, 'checkpoint')}"
+    return f"{seen}; {made} files took the rest; {expect.warned(run, 'could not be written')}"
 
 
 @fault("no file may grow beyond 1 MB (a quota)", "completed, with a warning; no temporary file; 0 left", quick=True)
 def file_size_limit(stage: Stage) -> str:
     run = stage.new_run(epochs=2)
     seen = expect.completed(stage, run, stage.train(run, prefix=("prlimit", "--fsize=1000000")))
-    return f"{seen}; {expect.warned(run, 'checkpoint')}"
+    return f"{seen}; {expect.warned(run, 'could not be written')}"
 
 
 @fault("the run directory loses its write permission in mid-run", "completed, with a warning", root=True)
@@ -107,7 +107,7 @@ def run_directory_read_only(stage: Stage) -> str:
     process = stage.train(run, prefix=NOBODY, env={"PARALLEL_TRAINER_CACHE": str(cache), "HOME": str(stage.directory)})
     stage.at_step(run)
     run.path.chmod(0o555)
-    return f"{expect.completed(stage, run, process)}; {expect.warned(run, 'checkpoint')}"
+    return f"{expect.completed(stage, run, process)}; {expect.warned(run, 'could not be written')}"
 
 
 @fault("the runs directory cannot be written", "refused with exit code 2 and its name, in one line", root=True)
