@@ -1,5 +1,7 @@
 """Runs that wait for their turn: never two at work, none lost, none started twice."""
 
+import fcntl
+import signal
 import sys
 import time
 from itertools import pairwise
@@ -8,7 +10,8 @@ from subprocess import PIPE
 from tests.conftest import await_true
 from tests.faults import expect
 from tests.faults.catalogue import fault
-from tests.faults.stage import LONG, Stage, end_of, events
+from tests.faults.stage import DDP, LONG, STEP, Stage, end_of, events
+from trainer.processes import alive
 from trainer.runs import Run
 
 QUICK = {"epochs": 1, "max_steps": 3}
@@ -175,3 +178,57 @@ def queued_run_cannot_be_placed(stage: Stage) -> str:
     assert bad.state().status == "failed", bad.state().status
     assert "GPU 7" in end_of(bad)["error"]
     return f"{end_of(bad)['error']}; the other {seen}"
+
+
+@fault(
+    "the second of three is suspended (Ctrl-Z) while it waits", "the third is not held up: it begins after the first"
+)
+def waiting_process_suspended(stage: Stage) -> str:
+    first, _, second, two = at_work_and_waiting(stage)
+    third = stage.new_run(QUICK)
+    three = stage.train(third)
+    time.sleep(3)
+    two.send_signal(signal.SIGSTOP)
+    try:
+        stage.trainer("stop", first.path)
+        await_true(lambda: is_over(third), TURN, "the end of the third")
+    finally:
+        two.send_signal(signal.SIGCONT)
+    two.wait(TURN)
+    three.wait(20)
+    return f"the third is {third.state().status}, the second {second.state().status}"
+
+
+@fault(
+    "the launcher at work is killed, a rank of it is frozen and lives on, and another run waits",
+    "the frozen one is ended before the other begins",
+)
+def frozen_rank_of_a_dead_run(stage: Stage) -> str:
+    first, second = stage.new_run(LONG, DDP), stage.new_run(QUICK)
+    one = stage.train(first, f"{STEP} step=3 rank=1 do=kill:SIGSTOP")
+    stage.at_step(first, 2)
+    time.sleep(1)
+    two = stage.train(second)
+    time.sleep(3)
+    one.kill()
+    one.wait(5)
+    await_true(lambda: begun(second), TURN, "the begin of the second")
+    left = [known for known in first.rank_identities() if alive(known)]
+    assert not left, f"two runs hold one device: {', '.join(stage.describe(left))}"
+    return expect.completed(stage, second, two)
+
+
+@fault(
+    "a program that is frozen holds the lock of the runs directory", "`list` and Stop of the run at work do not wait"
+)
+def lock_is_held(stage: Stage) -> str:
+    run = stage.new_run(LONG)
+    stage.train(run)
+    stage.at_step(run)
+    with (stage.runs_dir / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        listed = stage.trainer("list", "--runs-dir", stage.runs_dir, timeout=20)
+        assert run.id in listed.stdout, listed.stderr
+        began = time.monotonic()
+        stage.trainer("stop", run.path, timeout=20)
+        return expect.stopped(stage, run, began, 13)
