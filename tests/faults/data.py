@@ -139,9 +139,10 @@ def cold_cache_for_three(stage: Stage) -> str:
 )
 def killed_while_preparing(stage: Stage) -> str:
     cache = own_cache(stage)
-    first, second = (stage.new_run({"dataset": "shapes"}, epochs=1, max_steps=2) for _ in range(2))
+    first = stage.new_run({"dataset": "shapes"}, epochs=1, max_steps=2)
     process = stage.train(first, "at=trainer.datasets.shapes:_draw call=4 do=kill:SIGKILL")
     process.wait(expect.START_UP)
+    second = stage.new_run({"dataset": "shapes"}, epochs=1, max_steps=2)
     seen = expect.completed(stage, second, stage.train(second))
     assert not list(cache.glob(".*")), list(cache.glob(".*"))
     return seen
@@ -150,11 +151,12 @@ def killed_while_preparing(stage: Stage) -> str:
 @fault("a file of the prepared data was cut short (a full disk, a crash)", "prepared anew, or failed naming it")
 def prepared_data_cut(stage: Stage) -> str:
     cache = own_cache(stage)
-    first, second = stage.new_run(epochs=1), stage.new_run(DDP, epochs=1)
+    first = stage.new_run(epochs=1)
     expect.completed(stage, first, stage.train(first))
     for path in cache.rglob("train_images.npy"):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size // 2)
+    second = stage.new_run(DDP, epochs=1)
     process = stage.train(second)
     end = expect.told(second, process)
     assert end["status"] == "completed" or str(cache) in str(end["error"]), end
