@@ -24,7 +24,7 @@ def hangs(stage: Stage, order: str, *words: str, rank: int = 1, **settings) -> s
     return f"{seen}, {late:.1f} s later"
 
 
-@fault("rank 1 sleeps in step 3", "failed after silence_limit (+10 s): rank 1, hang, step 3; 0 left", quick=True)
+@fault("rank 1 sleeps in step 3", "failed after silence_limit (+10 s): rank 1, hang, step 3; 0 left")
 def rank_hangs(stage: Stage) -> str:
     return hangs(stage, f"{STEP} step=3 rank=1 do=sleep", "Rank 1", "step 3")
 

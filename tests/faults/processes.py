@@ -147,7 +147,7 @@ def survivor_is_deaf(stage: Stage) -> str:
     return expect.failed(stage, run, stage.train(run, order), "sabotage", rank=1, seconds=120)
 
 
-@fault("the process of a single run raises at step 3", "failed with type and words; exit code 1; 0 left", quick=True)
+@fault("the process of a single run raises at step 3", "failed with type and words; exit code 1; 0 left")
 def single_raises(stage: Stage) -> str:
     run = stage.new_run(LONG)
     return expect.failed(
