@@ -11,7 +11,7 @@ from trainer import checkpoint
 from trainer.processes import alive
 from trainer.runs import Run
 
-SECONDS_TO_TELL = 5.0  # from the fault to the `end` event
+SECONDS_TO_TELL = 10.0  # from the fault to the `end` event, also on a busy machine
 START_UP = 90.0  # in which a run on a busy machine surely gets going
 
 

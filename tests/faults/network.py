@@ -19,10 +19,10 @@ def host_name_unknown(stage: Stage) -> str:
     return completes(stage, DDP, prefix=("unshare", "-u", *in_shell("hostname no-such-host.invalid")))
 
 
-@fault("the loopback interface is down", "failed in words, not after a long timeout; 0 left", root=True)
+@fault("the loopback interface is down", "failed in words, at the latest after silence_limit; 0 left", root=True)
 def loopback_down(stage: Stage) -> str:
-    run = stage.new_run(DDP)
-    return expect.failed(stage, run, stage.train(run, prefix=("unshare", "-n")), seconds=60)
+    run = stage.new_run(DDP, silence_limit=20)
+    return expect.failed(stage, run, stage.train(run, prefix=("unshare", "-n")), seconds=80)
 
 
 @fault("loopback goes down in mid-run, in both directions without a word", "failed or gone on; Stop in 10 s", root=True)

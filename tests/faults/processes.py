@@ -15,20 +15,20 @@ def dies(stage: Stage, order: str, *words: str, rank: int | None = 1, cause: str
     return expect.failed(stage, run, stage.train(run, order), *words, rank=rank, cause=cause)
 
 
-@fault("rank 1 of 2 raises ValueError at step 3", "failed in 5 s with rank, type, words and step; 0 left", quick=True)
+@fault("rank 1 of 2 raises ValueError at step 3", "failed in 10 s with rank, type, words and step; 0 left", quick=True)
 def rank_raises(stage: Stage) -> str:
     order = f"{STEP} step=3 rank=1 do=raise:ValueError:out-of-cheese"
     return dies(stage, order, "Rank 1", "ValueError", "out-of-cheese", "step 3", cause="exception")
 
 
-@fault("both ranks raise at the same step", "failed in 5 s, one of them is named; 0 left")
+@fault("both ranks raise at the same step", "failed in 10 s, one of them is named; 0 left")
 def both_ranks_raise(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 do=raise", "sabotage", rank=None, cause="exception")
 
 
 @fault(
     "rank 1 is killed from outside, as the kernel does when memory runs out",
-    "failed in 5 s: rank 1, SIGKILL, memory",
+    "failed in 10 s: rank 1, SIGKILL, memory",
     quick=True,
 )
 def rank_killed(stage: Stage) -> str:
@@ -39,42 +39,42 @@ def rank_killed(stage: Stage) -> str:
     return expect.failed(stage, run, process, "Rank 1", "SIGKILL", "memory", rank=1, cause=("signal", "memory"))
 
 
-@fault("rank 0, which writes events and checkpoints, is killed", "failed in 5 s: rank 0, SIGKILL; 0 left")
+@fault("rank 0, which writes events and checkpoints, is killed", "failed in 10 s: rank 0, SIGKILL; 0 left")
 def rank_0_killed(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=0 do=kill:SIGKILL", "SIGKILL", rank=0, cause=("signal", "memory"))
 
 
-@fault("rank 1 crashes in native code (SIGSEGV)", "failed in 5 s: rank 1, SIGSEGV; 0 left")
+@fault("rank 1 crashes in native code (SIGSEGV)", "failed in 10 s: rank 1, SIGSEGV; 0 left")
 def rank_segfaults(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=kill:SIGSEGV", "SIGSEGV", cause="signal")
 
 
-@fault("rank 1 aborts, as C++ does on an uncaught error", "failed in 5 s: rank 1, SIGABRT; 0 left")
+@fault("rank 1 aborts, as C++ does on an uncaught error", "failed in 10 s: rank 1, SIGABRT; 0 left")
 def rank_aborts(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=kill:SIGABRT", "SIGABRT", cause="signal")
 
 
-@fault("rank 1 is terminated from outside (SIGTERM to its pid only)", "failed in 5 s: rank 1, SIGTERM; 0 left")
+@fault("rank 1 is terminated from outside (SIGTERM to its pid only)", "failed in 10 s: rank 1, SIGTERM; 0 left")
 def rank_terminated(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=kill:SIGTERM", "SIGTERM", cause="signal")
 
 
-@fault("rank 1 ends with os._exit(7)", "failed in 5 s: rank 1, exit code 7; 0 left")
+@fault("rank 1 ends with os._exit(7)", "failed in 10 s: rank 1, exit code 7; 0 left")
 def rank_exits(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=exit:7", "exit code 7", cause="exit")
 
 
-@fault("rank 1 leaves with os._exit(0), as if all was well", "failed in 5 s: rank 1 did not finish; 0 left")
+@fault("rank 1 leaves with os._exit(0), as if all was well", "failed in 10 s: rank 1 did not finish; 0 left")
 def rank_exits_with_0(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=exit:0", cause="exit")
 
 
-@fault("rank 1 calls sys.exit(0)", "failed in 5 s: rank 1, not the one that lost it; 0 left")
+@fault("rank 1 calls sys.exit(0)", "failed in 10 s: rank 1, not the one that lost it; 0 left")
 def rank_calls_sys_exit(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=raise:SystemExit:0", cause=("exit", "exception"))
 
 
-@fault("KeyboardInterrupt rises in rank 1", "failed in 5 s: rank 1, though mp.spawn takes it for success; 0 left")
+@fault("KeyboardInterrupt rises in rank 1", "failed in 10 s: rank 1, though mp.spawn takes it for success; 0 left")
 def rank_is_interrupted(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 rank=1 do=raise:KeyboardInterrupt", cause=("exception", "signal", "exit"))
 
@@ -117,7 +117,7 @@ def rank_killed_at_import(stage: Stage) -> str:
 
 
 @fault(
-    "rank 1 dies while the group meets", "failed in 5 s: rank 1 before its first step, not after the timeout; 0 left"
+    "rank 1 dies while the group meets", "failed in 10 s: rank 1 before its first step, not after the timeout; 0 left"
 )
 def rank_dies_joining(stage: Stage) -> str:
     began = time.monotonic()
@@ -126,12 +126,12 @@ def rank_dies_joining(stage: Stage) -> str:
     return seen
 
 
-@fault("rank 1 dies while it evaluates", "failed in 5 s: rank 1; 0 left")
+@fault("rank 1 dies while it evaluates", "failed in 10 s: rank 1; 0 left")
 def rank_dies_evaluating(stage: Stage) -> str:
     return dies(stage, f"{EVALUATING} rank=1 do=kill:SIGKILL", "SIGKILL")
 
 
-@fault("rank 0 dies while it saves", "failed in 5 s: rank 0; no temporary file; 0 left")
+@fault("rank 0 dies while it saves", "failed in 10 s: rank 0; no temporary file; 0 left")
 def rank_dies_saving(stage: Stage) -> str:
     run = stage.new_run(DDP, LONG)
     process = stage.train(run, f"{SAVING} rank=0 call=3 do=kill:SIGKILL")
