@@ -16,7 +16,10 @@ SCENARIOS = (
     "servers",
     "requests",
     "environment",
+    "limits",
     "network",
+    "equality",
+    "gpus",
 )
 
 for _name in SCENARIOS:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.stage import Stage
+from trainer.devices import list_gpus
 
 OK, FAILED, NEEDS_ROOT, NEEDS_GPU, NOT_HERE = "ok", "FAILED", "needs root", "needs GPU", "does not apply"
 
@@ -59,7 +60,7 @@ def perform(fault: Fault, is_root: bool) -> Result:
     """Carry a scenario out in a directory of its own, count what it leaves behind, and clean up."""
     if fault.not_here:
         return Result(fault, NOT_HERE, fault.not_here)
-    if fault.gpu:
+    if fault.gpu and len(list_gpus()) < 2:
         return Result(fault, NEEDS_GPU, "not run")
     if fault.root and not is_root:
         return Result(fault, NEEDS_ROOT, "not run")

@@ -3,8 +3,6 @@
 import http.client
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -222,11 +220,3 @@ def flood_of_starts(stage: Stage) -> str:
         "the end of all",
     )
     return f"{len(runs)} of 200 were taken, {len(living)} at work, all stopped"
-
-
-@fault("every kind of picture that is broken, huge, animated, 16-bit or none", "an answer or one sentence each")
-def hostile_pictures(stage: Stage) -> str:
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_pictures.py"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-400:]
-    return done.stdout.strip().splitlines()[-1]

@@ -1,5 +1,7 @@
 """Servers that die or are two, with runs at work and runs that wait."""
 
+import json
+import socket
 import time
 
 from gradio_client import Client
@@ -97,3 +99,19 @@ def leftovers_in_the_runs_directory(stage: Stage) -> str:
     seen = expect.completed(stage, run, stage.train(run))
     assert [known.id for known in iter_runs(stage.runs_dir)] == [run.id]
     return seen
+
+
+@fault(
+    "the program that asked for a run goes away before it has the answer", "the run begins and completes all the same"
+)
+def caller_goes_away(stage: Stage) -> str:
+    server = stage.serve()
+    body = json.dumps({"data": [API]}).encode()
+    head = f"POST /gradio_api/call/start HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    await_true(lambda: list(iter_runs(server.runs_dir)), 20, "the run")
+    (run,) = iter_runs(server.runs_dir)
+    await_true(lambda: is_over(run), 90, "the end of the run")
+    assert run.state().status == "completed", run.state().status
+    return "completed"

@@ -187,9 +187,10 @@ class Stage:
         assert not left, f"after {seconds:g} s there still are {', '.join(self.describe(left))}"
         return time.monotonic() - began
 
-    def left(self) -> list[Identity]:
+    def left(self, grace: float = 5) -> list[Identity]:
+        """What is still there but servers, after a moment for those that are on their way out."""
         servers = {process.pid for process in self._servers()}
-        return [known for known in self.members() if known[0] not in servers]
+        return wait_gone([known for known in self.members() if known[0] not in servers], grace)
 
     def _servers(self) -> list[psutil.Process]:
         found = []

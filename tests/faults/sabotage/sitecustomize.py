@@ -71,11 +71,11 @@ def eat() -> None:
         eaten.append(bytearray(50_000_000))
 
 
-def memory() -> None:
+def memory(device: str = "cpu") -> None:
     """Ask torch for more than any machine has."""
     import torch
 
-    torch.empty(1 << 60)
+    torch.empty(1 << 60, dtype=torch.uint8, device=device)
 
 
 def once(path: str) -> None:
