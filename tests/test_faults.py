@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import tests.faults  # noqa: F401  (fills the catalogue)
+import tests.faults.scenarios  # noqa: F401  (fills the catalogue)
 from tests.faults.catalogue import CATALOGUE, OK, perform
 
 

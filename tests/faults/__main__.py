@@ -12,8 +12,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults import SCENARIOS
 from tests.faults.catalogue import CATALOGUE, FAILED, Fault, Result, perform
+from tests.faults.scenarios import SCENARIOS
 
 LIMIT = 1200  # seconds for one scenario; each also has limits of its own
 COLUMNS = ("#", "fault", "injected", "promised", "seen", "seconds", "left", "verdict")

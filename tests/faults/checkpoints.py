@@ -12,7 +12,7 @@ import torch
 
 from tests.faults import expect
 from tests.faults.catalogue import fault
-from tests.faults.kills import is_bit_equal, kill_many
+from tests.faults.kills import EPOCHS, is_bit_equal, kill_many
 from tests.faults.stage import DDP, LONG, SAVING, STEP, Stage, end_of, events
 from trainer import checkpoint
 from trainer.runs import Run
@@ -37,15 +37,15 @@ def spoil(path: Path, shared: bool = True) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def kills(stage: Stage, mode: str, number: int, check: int) -> str:
-    tally = kill_many(stage, mode, number, check)
+def kills(stage: Stage, mode: str, number: int, check: int, epochs: int = EPOCHS) -> str:
+    tally = kill_many(stage, mode, number, check, epochs=epochs)
     assert not tally.problems, f"{tally}: {tally.problems}"
     return str(tally)
 
 
-@fault("4 kills at random moments of a run, each resumed", "last.pt always loads; completed; bit-equal", quick=True)
-def four_kills(stage: Stage) -> str:
-    return kills(stage, "single", 4, 1)
+@fault("2 kills at random moments of a run, each resumed", "last.pt always loads; completed; bit-equal")
+def two_kills(stage: Stage) -> str:
+    return kills(stage, "single", 2, 1, epochs=8)
 
 
 @fault("50 kills at random moments, half of them while saving, single", "50 of 50 resume; bit-equal; 0 left")
@@ -58,7 +58,11 @@ def kills_of_ddp(stage: Stage) -> str:
     return kills(stage, "ddp", 15, 2)
 
 
-@fault("killed between writing a checkpoint and putting it in place", "the one before loads; its torso goes; resumed")
+@fault(
+    "killed between writing a checkpoint and putting it in place",
+    "the one before loads; its torso goes; resumed",
+    quick=True,
+)
 def killed_before_replacing(stage: Stage) -> str:
     run = stage.new_run(epochs=4)
     stage.train(run, f"{SAVING} call=5 do=kill:SIGKILL").wait(expect.START_UP)

@@ -92,15 +92,15 @@ def chain(stage: Stage, run: Run, kills: int, draw: random.Random, longest: floa
     tally.completed += 1
 
 
-def kill_many(stage: Stage, mode: str, kills: int, check: int, seed: int = 0) -> Tally:
+def kill_many(stage: Stage, mode: str, kills: int, check: int, seed: int = 0, epochs: int = EPOCHS) -> Tally:
     """So many kills over as many runs as that takes; the first `check` runs are compared with an unbroken one."""
     kind = DDP if mode == "ddp" else {}
     draw, tally = random.Random(seed), Tally()
-    unbroken = stage.new_run(kind, epochs=EPOCHS)
+    unbroken = stage.new_run(kind, epochs=epochs)
     if check:
         expect.completed(stage, unbroken, stage.train(unbroken))
     while tally.kills < kills:
-        run = stage.new_run(kind, epochs=EPOCHS)
+        run = stage.new_run(kind, epochs=epochs)
         try:
             chain(stage, run, min(KILLS_A_RUN, kills - tally.kills), draw, LONGEST[mode], tally)
             if tally.compared < check:
