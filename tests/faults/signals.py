@@ -44,28 +44,28 @@ def sigterm_to_the_group(stage: Stage) -> str:
     return signalled(stage, signal.SIGTERM, group=True)
 
 
-@fault("SIGTERM to the launcher while it imports torch", "in 5 s nothing is left and it is not shown as running")
+@fault("SIGTERM to the launcher while it imports torch", "in 10 s nothing is left and it is not shown as running")
 def sigterm_while_importing(stage: Stage) -> str:
     run = stage.new_run(LONG)
-    process = stage.train(run, f"{IMPORTING} rank=launcher do=sleep:10")
+    process = stage.train(run, f"{IMPORTING} rank=launcher do=sleep:4")
     await_true(lambda: run.has_claim, expect.START_UP, "the claim")
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    stage.gone(5)
+    stage.gone(10)
     process.wait(5)
     status = run.state().status
     assert status in ("stopped", "interrupted", "queued"), status
     return f"{status}, exit code {process.returncode}"
 
 
-@fault("Ctrl-C to the launcher while it imports torch", "in 5 s nothing is left; no traceback; not shown as running")
+@fault("Ctrl-C to the launcher while it imports torch", "in 10 s nothing is left; no traceback; not shown as running")
 def ctrl_c_while_importing(stage: Stage) -> str:
     run = stage.new_run(LONG)
-    process = stage.train(run, f"{IMPORTING} rank=launcher do=sleep:10", stderr=subprocess.PIPE, text=True)
+    process = stage.train(run, f"{IMPORTING} rank=launcher do=sleep:4", stderr=subprocess.PIPE, text=True)
     await_true(lambda: run.has_claim, expect.START_UP, "the claim")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    stage.gone(5)
+    stage.gone(10)
     said = process.communicate(timeout=5)[1]
     assert run.state().status in ("stopped", "interrupted", "queued"), run.state().status
     assert "Traceback" not in said, f"a traceback of {len(said.splitlines())} lines"
