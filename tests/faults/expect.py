@@ -61,7 +61,8 @@ def failed(
         assert late <= SECONDS_TO_TELL, f"told only after {late:.1f} s: {seen}"
     assert run.state().status == "failed", run.state().status
     stage.gone(5)
-    logged = max((event["step"] for event in events(run, "step")), default=0)
+    before = [other["time"] for other in events(run, "end")[:-1]] or [0.0]  # of the run's earlier lives
+    logged = max((event["step"] for event in events(run, "step") if event["time"] > before[-1]), default=0)
     assert end["step"] >= logged, f"names an earlier step than the logged {logged}: {seen}"
     if isinstance(cause, str):
         cause = (cause,) if cause else ()
