@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run test lint format clean
+.PHONY: run test faults lint format clean
 
 run: .venv/.installed
 	$(BIN)/python app.py $(ARGS)
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# Injects every fault of the catalogue into real runs: a line for each, exit code 1 if a promise is broken.
+faults: .venv/.installed-dev
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
