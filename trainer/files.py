@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+RESERVE = ".reserve"
 CLOCK_SLACK = 2.0  # seconds between the clocks of a file system and of the kernel
 STALE_SECONDS = 60.0  # a run's directory is begun and finished within milliseconds
 _TEMPORARY = re.compile(r"\..+\.(\d+)")  # .<name>.<pid of the process that writes it>
@@ -39,7 +40,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files `.<name>.<pid>` that killed processes left; those of living ones stay."""
+    """Remove what killed processes left in a run directory in which none is at work: the room that they kept, and
+    temporary files `.<name>.<pid>`; those of living ones, which may be readers, stay."""
+    with suppress(OSError):
+        (folder / RESERVE).unlink(missing_ok=True)
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.events import EventWriter
+from trainer.files import RESERVE
 
 SIZE = 65_536  # bytes: an `end` event and what other writers may snatch of the room before it
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -18,7 +19,7 @@ TRIES, PAUSE = 5, 0.1  # seconds: some file systems take a moment to hand out wh
 
 
 def reserve_path(folder: Path) -> Path:
-    return folder / ".reserve"
+    return folder / RESERVE
 
 
 def take(folder: Path) -> bool:

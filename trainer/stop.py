@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 
 from trainer.events import EventWriter
+from trainer.files import remove_leftovers
 from trainer.processes import STOP_GRACE, Identity, end_tree, recorded_identity
 from trainer.queue import cancel
 from trainer.runs import Run, RunError, RunStatus
@@ -44,3 +45,4 @@ def _end(run: Run, root: Identity | None, grace: float) -> None:
     left = end_tree(root, run.rank_identities(), grace)
     if left:
         raise RunError(f"{run.id} still has processes that cannot be ended: {', '.join(str(p[0]) for p in left)}")
+    remove_leftovers(run.path)

@@ -53,7 +53,8 @@ def failed(
     late = end["time"] - steps[-1] if steps else 0.0
     seen = f"{end['status']}: {end['error']} (rank {end['rank']}, step {end['step']}, cause {end.get('cause')})"
     assert end["status"] == "failed", seen
-    assert process.returncode == 1, f"exit code {process.returncode} of a failed run"
+    allowed = (1, -9) if end.get("cause") == "hang" else (1,)  # one that holds the interpreter can only be killed
+    assert process.returncode in allowed, f"exit code {process.returncode} of a failed run"
     assert rank is None or end["rank"] == rank, f"blames rank {end['rank']} instead of {rank}: {seen}"
     for word in words:
         assert word.lower() in str(end["error"]).lower(), f"does not say {word!r}: {seen}"
