@@ -87,7 +87,7 @@ def stop_while_saving(stage: Stage) -> str:
 
 @fault("Stop while saving hangs for ever", "killed: stopped in 10 s, no temporary file; 0 left")
 def stop_while_saving_hangs(stage: Stage) -> str:
-    return stop_at_step(stage, f"{SAVING} rank=0 call=2 do=sleep", 12, 2, **DDP)
+    return stop_at_step(stage, f"{SAVING} rank=0 call=2 do=sleep", 6, 3, **DDP)
 
 
 def stop_early(stage: Stage, order: str, ranks: int, **settings) -> str:
