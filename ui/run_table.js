@@ -54,6 +54,7 @@ function showRow(made, row, skew) {
   put(state.lastChild, (STATE_WORDS[row.state] ?? row.state) + (row.place ? `, ${row.place}` : ''));
   put(cells.name.firstChild, row.name);
   put(cells.name.lastChild, row.about);
+  cells.name.lastChild.dataset.place = row.place ? `${row.place} in the queue, ` : '';
   cells.name.title = row.id;
   box.setAttribute('aria-label', `Select ${row.name}`);
   for (const [name, text] of Object.entries(texts(row, skew))) put(cells[name], text);
