@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
+from trainer.log import open_streams
 from trainer.placement import place
 from trainer.presets import PRESETS
 from trainer.runs import Run, RunError, list_runs, open_run
@@ -90,9 +92,16 @@ def _train(run: Run) -> int:
     from trainer.queue import wait_for_turn
     from trainer.signals import StopOnSignal
 
+    try:
+        os.getcwd()
+    except OSError:
+        raise RunError("the working directory was removed: change into one that is there") from None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some shells leave it, it hides how a rank ended
     adopt_orphans()
     environment = trainer_environment()  # before the ranks are pinned to their devices
-    print(run.path, flush=True)
+    sys.stdout.flush()
+    with suppress(OSError):  # nobody reads it
+        os.write(1, os.fsencode(run.path) + b"\n")  # as it is, whatever the locale
     with tee_output(run.log_path), StopOnSignal(run):
         placement = wait_for_turn(run)
         if placement is None:
@@ -256,4 +265,5 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
+    open_streams()
     _leave(main(sys.argv[1:]))

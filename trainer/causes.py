@@ -28,6 +28,8 @@ _BY_NAME = {
 
 def cause_of(error: BaseException) -> str:
     """One of CAUSES; "exception" for what is none of the others."""
+    if type(error).__name__ in _BY_NAME:
+        return _BY_NAME[type(error).__name__]
     words = str(error).lower()
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return "disk"
@@ -35,7 +37,7 @@ def cause_of(error: BaseException) -> str:
         return "memory"
     if any(word in words for word in _PORT_WORDS):
         return "port"
-    return _BY_NAME.get(type(error).__name__, "exception")
+    return "exception"
 
 
 def with_advice(text: str, cause: str) -> str:

@@ -42,7 +42,7 @@ def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outc
             outcome = _train(run, placement, events)
     except KeyboardInterrupt:
         outcome = Outcome("stopped", _last_step(run))
-    except Exception as error:  # the one place where a run's failure becomes its record
+    except (Exception, SystemExit) as error:  # the one place where a run's failure becomes its record
         blame = error if isinstance(error, Blame) else _own_failure(run, error)
         if run.stop_path.exists() and not isinstance(error, ValueError):
             outcome = Outcome("stopped", blame.step)  # it was being stopped: a rank killed meanwhile is no failure
@@ -127,7 +127,7 @@ def _last_step(run: Run) -> int:
     return max((record.get("step", 0) for record in run.rank_records()), default=0)
 
 
-def _own_failure(run: Run, error: Exception) -> Blame:
+def _own_failure(run: Run, error: BaseException) -> Blame:
     """What failed in this process. A ValueError is a sentence for the user; anything else needs its trace."""
     if isinstance(error, ValueError):
         return Blame(str(error), 0, _last_step(run), cause_of(error))

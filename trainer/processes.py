@@ -59,6 +59,13 @@ def alive(process: Identity) -> bool:
     return start_of(process[0]) == process[1]
 
 
+def is_suspended(process: Identity) -> bool:
+    """Whether it was stopped by a signal, as by Ctrl-Z, and waits to be continued."""
+    with contextlib.suppress(psutil.Error):
+        return alive(process) and psutil.Process(process[0]).status() == psutil.STATUS_STOPPED
+    return False
+
+
 def tree(root: Identity) -> list[Identity]:
     """`root` and all its living descendants; [] if root is gone."""
     if not alive(root):

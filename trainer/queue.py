@@ -16,7 +16,7 @@ from trainer.config import ConfigError, TrainConfig
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.log import say
 from trainer.placement import Placement, place
-from trainer.processes import alive, recorded_identity
+from trainer.processes import alive, is_suspended, recorded_identity
 from trainer.runs import Run, RunError, RunStatus, iter_runs
 
 POLL = 0.5  # seconds between two looks at the queue
@@ -119,8 +119,14 @@ def turns(runs_dir: Path, extra: Run | None = None, leaving: Run | None = None) 
         wanted = devices_of(placement)
         before = [taken[_ANY]] if _ANY in taken else list(dict.fromkeys(taken[d] for d in wanted if d in taken))
         yield run, before or placement
-        for device in wanted:
-            taken.setdefault(device, run)
+        if not _is_suspended(run):  # with Ctrl-Z, for nobody knows how long
+            for device in wanted:
+                taken.setdefault(device, run)
+
+
+def _is_suspended(run: Run) -> bool:
+    waiter = recorded_identity(run.launch())
+    return waiter is not None and is_suspended(waiter)
 
 
 def wait_for_turn(run: Run) -> Placement | None:

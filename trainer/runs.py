@@ -49,7 +49,7 @@ def write_atomic(path: Path, text: str, sync: bool = False) -> None:
     """Replace `path` as a whole: a reader sees the old text or the new, never a part; with `sync` a power cut too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             if sync:
                 file.flush()
@@ -121,8 +121,8 @@ class Run:
                 # Prepared under another name: no reader ever meets a run without its config.
                 draft = runs_dir / f".{run.id}"
                 draft.mkdir()
-                (draft / "config.json").write_text(config.model_dump_json(indent=1))
-                (draft / "launch.json").write_text(json.dumps(_queue_record(waits_here)))
+                (draft / "config.json").write_text(config.model_dump_json(indent=1), "utf-8")
+                (draft / "launch.json").write_text(json.dumps(_queue_record(waits_here)), "utf-8")
                 if not run.path.exists():
                     os.rename(draft, run.path)
                     return run
@@ -213,7 +213,7 @@ class Run:
         }
         draft = self.path / f".process.{os.getpid()}"
         try:
-            draft.write_text(json.dumps(record, indent=1))
+            draft.write_text(json.dumps(record, indent=1), "utf-8")
             os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
         except FileExistsError:
             owner = self.process() or {}

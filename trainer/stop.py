@@ -31,7 +31,8 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     _end(run, run.identity(), grace)
     state.update()
     if state.status == RunStatus.INTERRUPTED:  # killed before it could say so; nobody else writes any more
-        step = max((record.get("step", 0) for record in run.rank_records()), default=0)
+        steps = [record.get("step", 0) for record in run.rank_records()]
+        step = max([state.step.get("step", 0), *steps])  # a rank notes it once a second, an event may be rarer
         how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
         error = f"{how} without an answer; the last checkpoint is kept"
         writer = EventWriter(run.events_path)

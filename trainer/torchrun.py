@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from trainer.causes import cause_of
+from trainer.blame import find_blame
 from trainer.config import ConfigError
 from trainer.datasets.prepare import prepare
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
@@ -15,6 +15,7 @@ from trainer.launch import pin
 from trainer.log import say
 from trainer.outcome import Outcome
 from trainer.placement import Placement, place
+from trainer.processes import leave_when_parent_dies
 from trainer.queue import devices_of, locked
 from trainer.ranks import RankRecord
 from trainer.runs import Run
@@ -34,9 +35,12 @@ def join_group(run: Run) -> Outcome:
     placement = _placement(run)
     if rank == 0:
         with locked(run.path.parent):
+            if run.has_claim and not run.state().status.living:  # it has ended, or torchrun starts its workers again
+                run.requeue()
             run.claim(devices_of(placement))
         say(str(run.path))
     pin(placement)
+    leave_when_parent_dies()  # torchrun's agent: its workers are sessions of their own
     record = RankRecord(run, rank)
     events = EventWriter(run.events_path) if rank == 0 else None
     with StopOnSignal(run):
@@ -48,11 +52,10 @@ def join_group(run: Run) -> Outcome:
             dist.destroy_process_group()
         except Exception as error:
             record.failed(error)
-            step = record.values["step"]
             if events:
-                events.write(
-                    "end", status="failed", error=f"Rank {rank}: {error}", rank=rank, step=step, cause=cause_of(error)
-                )
+                blame = find_blame(run.rank_records(), error)
+                facts = {"rank": blame.rank, "step": blame.step, "cause": blame.cause}
+                events.write("end", status="failed", error=str(blame), **facts)
             raise
     if events:
         events.write(

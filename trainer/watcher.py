@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import psutil
-
-from trainer.processes import Identity, alive, identity, send, tree
+from trainer.processes import Identity, identity, is_suspended, send, tree
 from trainer.pulse import Board, Silence, Watch
 from trainer.runs import Run
 from trainer.signals import StopOnSignal
@@ -44,7 +42,7 @@ def _watch(run: Run, watch: Watch, whom: Identity, tell: Callable[[Silence], obj
         signal.signal(number, signal.SIG_IGN)  # they are meant for the one that trains
     while os.getppid() == whom[0]:
         time.sleep(PERIOD)
-        if _is_suspended(whom):  # by its owner, as with Ctrl-Z
+        if is_suspended(whom):  # by its owner, as with Ctrl-Z
             watch.forgive()
         silence = watch.look()
         if silence or not run.is_there:
@@ -52,9 +50,3 @@ def _watch(run: Run, watch: Watch, whom: Identity, tell: Callable[[Silence], obj
             if silence:
                 tell(silence)
             return
-
-
-def _is_suspended(process: Identity) -> bool:
-    with suppress(psutil.Error):
-        return alive(process) and psutil.Process(process[0]).status() == psutil.STATUS_STOPPED
-    return False

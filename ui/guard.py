@@ -85,7 +85,7 @@ def read_users(path: Path | None) -> dict[str, str]:
         text, where = os.environ.get(AUTH_VARIABLE, ""), AUTH_VARIABLE
     else:
         try:
-            text, where = path.read_text(), str(path)
+            text, where = path.read_text("utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--auth {path} cannot be read: {error}") from None
     users = {}

@@ -25,7 +25,7 @@ PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 ALLOWED_PATHS = [str(PLOTLY_JS)]  # for launch(): the page loads Plotly from the wheel, also offline
 _PLOTLY_URL = f"gradio_api/file={PLOTLY_JS}"  # relative: right behind a proxy with a root path as well
 HEAD = f'<link rel="preload" as="script" href="{_PLOTLY_URL}">'  # for launch(): the download starts with the page
-CSS = (HERE / "live_chart.css").read_text()  # for launch()
+CSS = (HERE / "live_chart.css").read_text("utf-8")  # for launch()
 MAX_RUNS = 8  # in one comparison; there are as many colours
 MAX_COUNT = 2**53
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def _component_js(mode: str) -> str:
-    parts = [(HERE / name).read_text() for name in ("curve_chart.js", "run_head.js", "live_chart.js")]
+    parts = [(HERE / name).read_text("utf-8") for name in ("curve_chart.js", "run_head.js", "live_chart.js")]
     return "\n".join([*parts, f"follow({json.dumps(mode)});"])
 
 
@@ -43,7 +43,7 @@ def _chart(curves: Curves, mode: str, value: dict[str, Any], elem_id: str) -> gr
         value=value,
         elem_id=elem_id,
         elem_classes=["curves"],
-        html_template=(HERE / f"live_chart_{mode}.html").read_text(),
+        html_template=(HERE / f"live_chart_{mode}.html").read_text("utf-8"),
         js_on_load=_component_js(mode),
         head=f'<script src="{_PLOTLY_URL}"></script>',
         server_functions=[_quiet(_points, curves), _quiet(_log, curves)],

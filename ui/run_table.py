@@ -42,8 +42,8 @@ def run_table(board: Board, elem_id: str = "runs-table") -> Any:
         value={"selected": []},
         elem_id=elem_id,
         elem_classes=["curves"],  # for the colours of the states
-        html_template=(HERE / "run_table.html").read_text(),
-        js_on_load="\n".join((HERE / name).read_text() for name in ("run_head.js", "run_table.js")),
+        html_template=(HERE / "run_table.html").read_text("utf-8"),
+        js_on_load="\n".join((HERE / name).read_text("utf-8") for name in ("run_head.js", "run_table.js")),
         server_functions=[rows],
         apply_default_css=False,
     )

@@ -53,7 +53,7 @@ def digest(path: Path, tick: Callable[[], object]) -> str:
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    (folder / "meta.json").write_text(json.dumps({**meta, "seal": _seal(meta)}, indent=1))
+    (folder / "meta.json").write_text(json.dumps({**meta, "seal": _seal(meta)}, indent=1), "utf-8")
 
 
 def save_array(path: Path, array: np.ndarray, tick: Callable[[], object]) -> str:
