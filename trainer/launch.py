@@ -41,7 +41,7 @@ def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outc
         with sample_system(run):
             outcome = _train(run, placement, events)
     except KeyboardInterrupt:
-        outcome = Outcome("stopped", _last_step(run))
+        outcome = Outcome("stopped", run.last_step())
     except (Exception, SystemExit) as error:  # the one place where a run's failure becomes its record
         blame = error if isinstance(error, Blame) else _own_failure(run, error)
         if run.stop_path.exists() and not isinstance(error, ValueError):
@@ -123,14 +123,10 @@ def pin(placement: Placement) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
-def _last_step(run: Run) -> int:
-    return max((record.get("step", 0) for record in run.rank_records()), default=0)
-
-
 def _own_failure(run: Run, error: BaseException) -> Blame:
     """What failed in this process. A ValueError is a sentence for the user; anything else needs its trace."""
     if isinstance(error, ValueError):
-        return Blame(str(error), 0, _last_step(run), cause_of(error))
+        return Blame(str(error), 0, run.last_step(), cause_of(error))
     say("".join(traceback.format_exception(error)))
     cause = cause_of(error)
-    return Blame(with_advice(f"{type(error).__name__}: {error}", cause), 0, _last_step(run), cause)
+    return Blame(with_advice(f"{type(error).__name__}: {error}", cause), 0, run.last_step(), cause)

@@ -188,6 +188,11 @@ class Run:
         """Note that this process waits to train the run, so that nobody else is started for it."""
         write_atomic(self.launch_path, json.dumps({**self.launch(), **_here(), "waiting": True}))
 
+    def last_step(self) -> int:
+        """The newest step that is known of it: a rank notes its own once a second, an event may be rarer."""
+        steps = [record.get("step", 0) for record in self.rank_records()]
+        return max([self.state().step.get("step", 0), *steps])
+
     def claim(self, devices: Sequence[str] = ()) -> None:
         """Make this process the one that trains the run, on `devices` (GPU UUIDs or "cpu"; empty: not known).
 

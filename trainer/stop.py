@@ -31,12 +31,10 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     _end(run, run.identity(), grace)
     state.update()
     if state.status == RunStatus.INTERRUPTED:  # killed before it could say so; nobody else writes any more
-        steps = [record.get("step", 0) for record in run.rank_records()]
-        step = max([state.step.get("step", 0), *steps])  # a rank notes it once a second, an event may be rarer
         how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
         error = f"{how} without an answer; the last checkpoint is kept"
         writer = EventWriter(run.events_path)
-        writer.write("end", status="stopped", error=error, rank=None, step=step, cause=None)
+        writer.write("end", status="stopped", error=error, rank=None, step=run.last_step(), cause=None)
         writer.close()
         state.update()
     return state.status
