@@ -155,6 +155,8 @@ def test_the_page_asks_no_other_server(page: Page, server: Server):
 
 def test_an_address_with_a_run_opens_it(page: Page, server: Server):
     runs = [Run.create(server.runs_dir, TrainConfig(dataset="shapes", label=name)) for name in ("one", "two")]
+    for run in runs:
+        run.withdraw("stopped", "for the test")
     asked, newest = sorted(runs, key=lambda run: run.id)
     visit(page, f"{server.url}?run={asked.id}")
     expect(page.locator("#live")).to_contain_text(asked.config().label)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,33 +170,71 @@ def test_several_queued_runs_are_cancelled_in_the_table(server: Server, page: Pa
     expect(page.locator("#run-stop")).not_to_be_visible()
 
 
-def test_a_killed_server_that_comes_back_is_followed_and_obeyed_without_a_reload(tmp_path: Path, page: Page, actor):
-    with serve(tmp_path) as server:
-        run = queue(server, "goes on")
+@pytest.fixture
+def watched(tmp_path: Path, page: Page, actor) -> Iterator[tuple[Server, Run]]:
+    """A server, and a run with five points that somebody else trains and the page shows."""
+    with serve(tmp_path) as first:
+        run = queue(first, "goes on")
         process = actor(run, "claim", "start")
-        events = event_writer(run)
-        for step in range(1, 6):
-            events.write("step", step=step, epoch=step / 10, loss=2.0 / step, lr=0.1)
-        visit(page, server.url)
-        drawn = "(document.querySelector('#live .curve-chart')?.data?.[0]?.x ?? []).length"
-        page.wait_for_function(f"{drawn} === 5")
+        learn(run, *range(1, 6))
+        visit(page, first.url)
+        page.wait_for_function(f"{DRAWN} === 5")
+        expect(page.locator("#stop")).to_have_text("Stop")
+        page.wait_for_timeout(1500)  # the page has asked all that it wants to know
         page.evaluate("window.isTheSamePage = true")
-        url, port = server.url, server.port
-        server.process.kill()
-        server.wait()
-        expect(word(page)).to_have_text("Connection lost, retrying", timeout=10_000)
-        events.write("step", step=6, epoch=0.6, loss=0.3, lr=0.1)
-        with serve(tmp_path, "--port", str(port)) as again:
-            assert again.url == url
-            back = time.monotonic()
-            page.wait_for_function(f"{drawn} === 6", timeout=20_000)
-            print(f"drawn {time.monotonic() - back:.1f} s after the server was back")
-            expect(word(page)).to_have_text("Running")
-            page.locator("#start").click()
-            expect(word(page)).to_have_text("Queued", timeout=10_000)
-            page.locator("#stop").click()
-            expect(word(page)).to_have_text("Stopped", timeout=10_000)
-            expect(page.get_by_text("Connection Lost")).to_have_count(0)
-            assert page.evaluate("window.isTheSamePage")
-            process.stdin.close()
-            process.wait(20)
+        yield first, run
+        process.stdin.close()
+        process.wait(20)
+
+
+DRAWN = "(document.querySelector('#live .curve-chart')?.data?.[0]?.x ?? []).length"
+
+
+def learn(run: Run, *steps: int) -> None:
+    events = event_writer(run)
+    for step in steps:
+        events.write("step", step=step, epoch=step / 10, loss=2.0 / step, lr=0.1)
+    events.close()
+
+
+def kill(server: Server) -> int:
+    port = server.port
+    server.process.kill()
+    server.wait()
+    return port
+
+
+def start_and_cancel(page: Page) -> None:
+    page.locator("#start").click()
+    expect(word(page)).to_have_text("Queued", timeout=10_000)
+    page.locator("#stop").click()
+    expect(word(page)).to_have_text("Stopped", timeout=10_000)
+    expect(page.get_by_text("Connection Lost")).to_have_count(0)
+
+
+def test_a_killed_server_that_comes_back_is_followed_and_obeyed_without_a_reload(watched, tmp_path: Path, page: Page):
+    server, run = watched
+    port = kill(server)
+    expect(word(page)).to_have_text("Connection lost, retrying", timeout=10_000)
+    learn(run, 6)
+    with serve(tmp_path, "--port", str(port)) as again:
+        assert again.url == server.url
+        page.wait_for_function(f"{DRAWN} === 6", timeout=20_000)
+        expect(word(page)).to_have_text("Running")
+        start_and_cancel(page)
+        assert page.evaluate("window.isTheSamePage")
+
+
+def test_a_press_while_the_server_is_away_is_said_and_the_page_comes_back_by_itself(watched, tmp_path, page: Page):
+    server, run = watched
+    port = kill(server)
+    page.locator("#start").click()
+    expect(page.get_by_text("Connection Lost")).to_be_visible()
+    learn(run, 6)
+    with serve(tmp_path, "--port", str(port)) as again:
+        assert again.url == server.url
+        page.wait_for_function(f"{DRAWN} === 6", timeout=20_000)
+        page.wait_for_function("!window.isTheSamePage")  # Gradio has loaded it anew
+        expect(word(page)).to_have_text("Running", timeout=20_000)
+        assert len(list(iter_runs(again.runs_dir))) == 1  # what was pressed in vain does not come later
+        start_and_cancel(page)

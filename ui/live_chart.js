@@ -67,7 +67,7 @@ function follow(mode) {
     await chart.keep(ids);
     say(ids);
     if (!ids.length) head?.show({ run: null });
-    if (!ids.length && isComparison) return;
+    if (!ids.length && (isComparison || props.value?.run === undefined)) return; // nothing is known yet
     const request = ids.map((run) => {
       const { version, points, tests, seen } = cursors.get(run);
       const tooMany = chart.count(run) > 6 * BINS[mode]; // the server thins the whole history again

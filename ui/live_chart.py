@@ -52,12 +52,12 @@ def _chart(curves: Curves, mode: str, value: dict[str, Any], elem_id: str) -> gr
 
 
 def LiveRun(curves: Curves, elem_id: str = "live") -> gr.HTML:
-    """One run: state, progress, curves, log. Value: {"run": id}, or {"run": None} to follow nothing.
+    """One run: state, progress, curves, log. Value: {"run": id}; {"run": None} to follow nothing; {} at first.
 
     Its event `statechange` says that the run has another state than the page knew; event data: `run`, `state`.
     Event `runschange`: some run came, went, was asked to stop, or has another place in the queue.
     """
-    return _chart(curves, "run", {"run": None}, elem_id)
+    return _chart(curves, "run", {}, elem_id)
 
 
 def CompareRuns(curves: Curves, elem_id: str = "compare") -> gr.HTML:

@@ -85,7 +85,8 @@ class RunButtons:
 
     def newcomer(self, live: Any) -> Run | None:
         """Where nothing is shown, the run that somebody has started meanwhile."""
-        return self._busiest() if self._state(live) is None else None
+        is_settled = isinstance(live, dict) and "run" in live  # before, the page is about to be told
+        return self._busiest() if is_settled and self._state(live) is None else None
 
     # What is done
 

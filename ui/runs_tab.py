@@ -80,7 +80,9 @@ class RunsTab:
         chosen, told = self.compare, [self.table, *self._panel]
         # An inner tab mounts its content when it is first opened; asking at once shows what happened meanwhile.
         tab.select(lambda value: selection(ids_of(value)), chosen, self.table, **_QUIET)
-        self.table.pick(actions.pick, None, [self.compare, *self._panel], trigger_mode="always_last", **_QUIET)
+        # One after the other: Gradio's "always_last" would come with the data of the first.
+        in_order = {"trigger_mode": "multiple", "concurrency_limit": 1}
+        self.table.pick(actions.pick, None, [self.compare, *self._panel], **in_order, **_QUIET)
         self.stop.click(actions.stop, chosen, told, **_QUIET)
         self.resume.click(actions.resume, [chosen, self.epochs], told, **_QUIET)
         self.rename.click(actions.rename, [chosen, self.name], told, **_QUIET)
