@@ -161,13 +161,19 @@ def no_temporary_folder(stage: Stage) -> str:
     return completes(stage, DDP, env={"TMPDIR": str(stage.directory / "nowhere")})
 
 
-@fault(
-    "the working directory was removed before the start", "completed, or refused in words: torch cannot be loaded there"
-)
+@fault("the working directory was removed before the start", "refused in a sentence: torch cannot be loaded there")
 def no_working_directory(stage: Stage) -> str:
     place = stage.directory / "gone"
     place.mkdir()
-    return completes(stage, DDP, prefix=in_shell(f"cd '{place}'; rmdir '{place}'"))
+    run = stage.new_run(LITTLE, DDP)
+    pipes = {"stderr": PIPE, "text": True}
+    process = stage.train(run, prefix=in_shell(f"cd '{place}'; rmdir '{place}'"), **pipes)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2, f"exit code {process.returncode}: {said}"
+    assert said.startswith("error: "), said
+    assert said.count("\n") == 1, said
+    assert run.state().status == "queued", run.state().status
+    return said.strip()
 
 
 @fault("the lowest priority beside two busy loops on every core", "the run completes, is not taken for a hang")
