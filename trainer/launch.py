@@ -47,23 +47,27 @@ def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outc
         if run.stop_path.exists() and not isinstance(error, ValueError):
             outcome = Outcome("stopped", blame.step)  # it was being stopped: a rank killed meanwhile is no failure
         else:
-            _write_failure(run, events, blame)
+            write_failure(run, events, blame)
             return Outcome("failed", blame.step, str(blame))
+    write_end(run, events, outcome)
+    return outcome
+
+
+def write_end(run: Run, events: EventWriter, outcome: Outcome) -> None:
     cause = "nonfinite" if outcome.status == "diverged" else None
     facts = {"error": outcome.error or None, "rank": None, "step": outcome.step, "cause": cause}
     reserve.write_end(run.path, events, status=outcome.status, **facts)
     say(f"{outcome.status} at step {outcome.step}{': ' + outcome.error if outcome.error else ''}")
-    return outcome
 
 
-def _write_failure(run: Run, events: EventWriter, blame: Blame) -> None:
+def write_failure(run: Run, events: EventWriter, blame: Blame) -> None:
     facts = {"error": str(blame), "rank": blame.rank, "step": blame.step, "cause": blame.cause}
     reserve.write_end(run.path, events, status="failed", **facts)
     say(f"failed: {blame}")
 
 
 def _tell_silence(run: Run, events: EventWriter, silence: Silence) -> None:
-    _write_failure(run, events, blame_silence(silence))
+    write_failure(run, events, blame_silence(silence))
     with suppress(RunError):
         start_waiting(run.path.parent, leaving=run)
 
@@ -95,14 +99,14 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
 
 def _prepare(run: Run, config: TrainConfig, events: EventWriter) -> Prepared:
     """Make the data ready once, before any rank exists. Progress becomes events, at most two a second."""
-    last = 0.0
+    last, told = 0.0, ""
 
     def progress(text: str) -> None:
-        nonlocal last
+        nonlocal last, told
         if run.stop_path.exists() or not run.is_there:
             raise KeyboardInterrupt
-        if time.monotonic() - last >= 0.5:
-            last = time.monotonic()
+        if text != told and time.monotonic() - last >= 0.5:
+            last, told = time.monotonic(), text
             events.write("progress", text=text)
             say(text)
 

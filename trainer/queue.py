@@ -169,6 +169,21 @@ def _try(run: Run) -> Placement | list[Run] | None:
         return answer
 
 
+def claim_at_once(run: Run, placement: Placement) -> None:
+    """Claim a run that cannot wait for its turn, as the first rank of a group that meets now; an ended one goes on.
+
+    Raises RunError if it is at work, or another run is on one of its devices.
+    """
+    with locked(run.path.parent):
+        if run.has_claim and not run.state().status.living:
+            run.requeue()
+        devices = devices_of(placement)
+        for other, held in runs_at_work(run.path.parent):
+            if other.id != run.id and (_ANY in held or set(held) & set(devices)):
+                raise RunError(f"{other.id} is at work on the same device: wait until it has ended")
+        run.claim(devices)
+
+
 def cancel(run: Run) -> bool:
     """Take a queued run out of the queue: it counts as stopped and can be resumed. False if it is not queued."""
     with locked(run.path.parent):

@@ -3,6 +3,7 @@
 import time
 from contextlib import suppress
 
+from trainer import reserve
 from trainer.events import EventWriter
 from trainer.files import remove_leftovers
 from trainer.processes import STOP_GRACE, Identity, end_tree, recorded_identity
@@ -34,7 +35,8 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
         how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
         error = f"{how} without an answer; the last checkpoint is kept"
         writer = EventWriter(run.events_path)
-        writer.write("end", status="stopped", error=error, rank=None, step=run.last_step(), cause=None)
+        facts = {"error": error, "rank": None, "step": run.last_step(), "cause": None}
+        reserve.write_end(run.path, writer, status="stopped", **facts)
         writer.close()
         state.update()
     return state.status

@@ -11,12 +11,12 @@ from trainer.config import ConfigError
 from trainer.datasets.prepare import prepare
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.events import EventWriter
-from trainer.launch import pin
+from trainer.launch import pin, write_end, write_failure
 from trainer.log import say
 from trainer.outcome import Outcome
 from trainer.placement import Placement, place
 from trainer.processes import leave_when_parent_dies
-from trainer.queue import devices_of, locked
+from trainer.queue import claim_at_once
 from trainer.ranks import RankRecord
 from trainer.runs import Run
 from trainer.signals import StopOnSignal
@@ -34,10 +34,7 @@ def join_group(run: Run) -> Outcome:
         raise ConfigError({"parallel": f"torchrun starts ddp runs, and this one is {config.parallel}"})
     placement = _placement(run)
     if rank == 0:
-        with locked(run.path.parent):
-            if run.has_claim and not run.state().status.living:  # it has ended, or torchrun starts its workers again
-                run.requeue()
-            run.claim(devices_of(placement))
+        claim_at_once(run, placement)  # also when torchrun starts its workers again after one has failed
         say(str(run.path))
     pin(placement)
     leave_when_parent_dies()  # torchrun's agent: its workers are sessions of their own
@@ -45,23 +42,26 @@ def join_group(run: Run) -> Outcome:
     events = EventWriter(run.events_path) if rank == 0 else None
     with StopOnSignal(run):
         try:
-            prepared = prepare(config, lambda text: None)
+            prepared = prepare(config, lambda text: _look_for_stop(run))
             dist.init_process_group(placement.backend, timeout=timedelta(seconds=config.silence_limit))
             outcome = run_rank(run, config, placement, prepared.path, record, rank)
             record.done(vars(outcome))
             dist.destroy_process_group()
+        except KeyboardInterrupt:
+            outcome = Outcome("stopped", record.values["step"])
         except Exception as error:
             record.failed(error)
             if events:
-                blame = find_blame(run.rank_records(), error)
-                facts = {"rank": blame.rank, "step": blame.step, "cause": blame.cause}
-                events.write("end", status="failed", error=str(blame), **facts)
+                write_failure(run, events, find_blame(run.rank_records(), error))
             raise
     if events:
-        events.write(
-            "end", status=outcome.status, error=outcome.error or None, rank=None, step=outcome.step, cause=None
-        )
+        write_end(run, events, outcome)
     return outcome
+
+
+def _look_for_stop(run: Run) -> None:
+    if run.stop_path.exists():
+        raise KeyboardInterrupt
 
 
 def _placement(run: Run) -> Placement:

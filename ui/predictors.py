@@ -24,7 +24,7 @@ SHOWN_EXAMPLES = 20
 def _trained(runs_dir: Path) -> Iterator[Run]:
     """Runs with a checkpoint, newest first."""
     for run in iter_runs(runs_dir):
-        if run.checkpoint_path("last").exists() or run.checkpoint_path("best").exists():
+        if run.has_checkpoint:
             yield run
 
 
