@@ -275,6 +275,22 @@ def test_runs_are_laid_over_each_other(script, url, page, runs_dir, complaints):
     assert not complaints
 
 
+def test_a_name_with_markup_is_shown_as_it_is(script, url, page, runs_dir, complaints):
+    script.start().steps(3)
+    named = Script(runs_dir, label="<b>x</b> & &lt;i&gt; co").start()
+    named.steps(3)
+    named.events.close()
+    page.goto(url)
+    page.get_by_role("tab", name="Compare").click()
+    legend = page.locator("#compare .legendtext")
+    legend.nth(1).wait_for()
+    assert "<b>x</b> & &lt;i&gt; co (single)" in legend.all_text_contents()
+    box = page.locator("#compare .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator("#compare .hoverlayer text").filter(has_text="<b>x</b> & &lt;i&gt; co (single)").first.wait_for()
+    assert not complaints
+
+
 def test_the_log_is_fetched_only_while_it_is_open(script, url, page):
     script.start().steps(3)
     script.run.log_path.write_text("first\nlast <b>line</b>\n")

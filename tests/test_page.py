@@ -89,6 +89,7 @@ def test_processes_appear_with_ddp_and_a_batch_that_cannot_be_shared_is_said(pag
     expect(field(page, "processes")).not_to_be_visible()
     page.get_by_label("ddp", exact=True).check()
     expect(page.locator("#meaning")).to_contain_text("64 x 2 ranks = 128 pictures a step")
+    expect(page.locator("#field-processes").get_by_text("ddp ranks")).to_be_visible()
     field(page, "processes").fill("3")
     expect(page.locator("#field-batch_size.wrong")).to_contain_text("the nearest is 126 or 129")
 
@@ -141,6 +142,7 @@ def test_a_phone_shows_the_run_first_and_scrolls_in_one_direction(chromium: Brow
         assert form
         assert view["y"] + view["height"] <= form["y"]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("footer").inner_text().strip() == "Settings"
     finally:
         context.close()
 

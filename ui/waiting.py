@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import TrainConfig
-from trainer.queue import runs_at_work, turns, waiting_runs
-from trainer.runs import Run
+from trainer.processes import alive
+from trainer.queue import turns, waiting_runs
+from trainer.runs import Run, iter_runs
 
 FRESH = 0.5  # seconds for which one look serves all browsers
 
@@ -39,6 +40,8 @@ class Board:
         self.runs_dir = runs_dir
         self._lock = threading.Lock()
         self._looked_at = 0.0
+        self._gone: dict[str, int] = {}  # runs whose process is gone, and when the file that names it was written
+        self._at_work: list[tuple[str, bool]] = []  # (id, asked to stop)
         self._waiting: dict[str, Waiting] = {}
         self._version = 0
 
@@ -57,23 +60,44 @@ class Board:
 
     def would_wait(self, config: TrainConfig) -> bool:
         """Whether a run with these settings, if it were started now, had to wait for others."""
+        with self._lock:
+            self._looked_at = 0.0  # what a press of Start has just changed counts
+            self._look()
+            if not self._at_work and not self._waiting:
+                return False
         draft = _Draft(self.runs_dir / "draft", config)
         return any(isinstance(turn, list) for run, turn in turns(self.runs_dir, extra=draft) if run.id == draft.id)
 
     def _look(self) -> None:
         if time.monotonic() - self._looked_at < FRESH:
             return
-        facts: list[tuple] = [(run.id, run.stop_path.exists()) for run, _ in runs_at_work(self.runs_dir)]
+        self._at_work = [(run.id, run.stop_path.exists()) for run in self._find_at_work()]
         self._waiting = {}
         for run, turn in turns(self.runs_dir) if waiting_runs(self.runs_dir) else ():
             if run.process() is not None:  # its trainer was started and is about to claim it
-                facts.append((run.id, False))
+                self._at_work.append((run.id, False))
                 continue
             before = tuple(turn) if isinstance(turn, list) else ()
             self._waiting[run.id] = Waiting(len(self._waiting) + 1, before)
-        facts += [(run_id, waiting.place) for run_id, waiting in self._waiting.items()]
-        self._version = zlib.crc32(repr(facts).encode())
+        places = [(run_id, waiting.place) for run_id, waiting in self._waiting.items()]
+        self._version = zlib.crc32(repr((self._at_work, places)).encode())
         self._looked_at = time.monotonic()
+
+    def _find_at_work(self) -> list[Run]:
+        """As `trainer.queue.runs_at_work`, but a claim whose process is gone is not read again: there are many."""
+        found, gone = [], {}
+        for run in iter_runs(self.runs_dir):
+            try:
+                written = (run.path / "process.json").stat().st_mtime_ns
+            except OSError:  # not claimed
+                continue
+            known = None if self._gone.get(run.id) == written else run.identity()
+            if known is not None and alive(known):
+                found.append(run)
+            else:
+                gone[run.id] = written
+        self._gone = gone
+        return found
 
 
 def config_of(run: Run) -> TrainConfig | None:
