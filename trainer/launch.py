@@ -29,6 +29,10 @@ def launch(run: Run, placement: Placement | None = None) -> Outcome:
     """Train a claimed run to its end and write its `end` event. The outcome's status may also be failed."""
     events = EventWriter(run.events_path)
     reserve.take(run.path)
+    events.write("progress", text="Preparing the data")
+    if events.failure and events.failure.errno not in reserve.NO_ROOM:  # nobody could know how the run ends
+        say(f"failed: {events.path} cannot be written: {events.failure.strerror}")
+        return Outcome("failed", 0, "events.jsonl cannot be written")
     try:
         outcome = _outcome(run, placement, events)
     finally:

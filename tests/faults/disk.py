@@ -107,6 +107,8 @@ def run_directory_read_only(stage: Stage) -> str:
     process = stage.train(run, prefix=NOBODY, env={"PARALLEL_TRAINER_CACHE": str(cache), "HOME": str(stage.directory)})
     stage.at_step(run)
     run.path.chmod(0o555)
+    process.wait(90)
+    (run.path / ".reserve").unlink()  # in such a directory nobody but root can remove it; the next start would
     return f"{expect.completed(stage, run, process)}; {expect.warned(run, 'could not be written')}"
 
 
