@@ -2,7 +2,7 @@
 
 Prints each minute the memory of the server and of one page, and the ticks of all pages; in the middle the server is
 killed and started again on its port. Leaves with 1 if memory grew by more than 5 % after the first minutes of each of
-the two servers, or if a page stood still. What is compared are the peaks of a window: a page takes up new points until it
+the two servers, or if a page stood still. What is compared are the peaks of a window: a page takes up points until it
 holds some thousands, then has them thinned again, so its memory goes up and down.
 """
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.processes import identity
+from trainer.queue import has_trainer
 from trainer.runs import (
     RUN_ID,
     Run,
@@ -23,6 +25,7 @@ from trainer.runs import (
     read_json,
     write_atomic,
 )
+from trainer.stop import stop_run
 
 ROW_KEYS = ["id", "status", "parallel", "devices", "epoch", "step"]
 ROW_KEYS += ["best_accuracy", "images_per_second", "started", "label"]
@@ -296,3 +299,35 @@ def test_a_failed_replacement_leaves_the_old_text_and_no_draft(tmp_path: Path):
         write_atomic(target, "\ud800")
     assert read_json(target) == {}
     assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_copy_of_a_run_at_work_is_not_at_work_and_whoever_stops_it_leaves_the_original_alone(
+    run: Run, actor, tmp_path: Path
+):
+    process = actor(run, "claim", "start", "rank:0", "deaf")
+    copy = Run(tmp_path / "backup" / run.id)
+    shutil.copytree(run.path, copy.path)
+    assert run.state().status == "running"
+    assert copy.state().status == "interrupted"
+    assert copy.rank_identities() == []
+    assert stop_run(copy, grace=0.1) == "interrupted"
+    assert run.state().status == "running"
+    assert process.poll() is None
+    copy.requeue()
+    assert copy.state().status == "queued"
+
+
+def test_a_copy_of_a_run_that_waits_waits_for_itself(runs_dir: Path, tmp_path: Path):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes"), waits_here=True)
+    copy = Run(tmp_path / "backup" / run.id)
+    shutil.copytree(run.path, copy.path)
+    assert has_trainer(run)
+    assert not has_trainer(copy)
+    assert copy.state().status == "queued"
+    assert copy.queued_at == run.queued_at
+
+
+def test_a_renamed_directory_keeps_its_process(run: Run, actor):
+    actor(run, "claim", "start")
+    renamed = Run(run.path.rename(run.path.with_name("20200101-000000-single-abcd")))
+    assert renamed.state().status == "running"

@@ -21,7 +21,7 @@ from trainer.config import ConfigError
 from trainer.placement import Placement
 from trainer.processes import identity
 from trainer.queue import has_trainer, locked, turns, waiting_runs
-from trainer.runs import Run, RunError, RunStatus, read_json, write_atomic
+from trainer.runs import Run, RunError, RunStatus, directory_key, read_json, write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = (sys.executable, "-m", "trainer")
@@ -72,6 +72,7 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
     log_offset = run.log_path.stat().st_size if run.log_path.exists() else 0
     record: dict[str, Any] = {
         "queued": run.queued_at,
+        "directory": directory_key(run.path),
         "started": time.time(),
         "events_offset": run.events_path.stat().st_size if run.events_path.exists() else 0,
     }

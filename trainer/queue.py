@@ -79,7 +79,7 @@ def waiting_runs(runs_dir: Path) -> list[Run]:
 def _waits(run: Run) -> bool:
     """Not so if a trainer was started for it and died before it could claim it."""
     launch = run.launch()
-    return "pid" not in launch or bool(launch.get("waiting")) or has_trainer(run)
+    return launch.get("pid") is None or bool(launch.get("waiting")) or has_trainer(run)
 
 
 def has_trainer(run: Run) -> bool:

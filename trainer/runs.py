@@ -122,7 +122,7 @@ class Run:
                 draft = runs_dir / f".{run.id}"
                 draft.mkdir()
                 (draft / "config.json").write_text(config.model_dump_json(indent=1), "utf-8")
-                (draft / "launch.json").write_text(json.dumps(_queue_record(waits_here)), "utf-8")
+                (draft / "launch.json").write_text(json.dumps(_queue_record(draft, waits_here)), "utf-8")
                 if not run.path.exists():
                     os.rename(draft, run.path)
                     return run
@@ -157,14 +157,21 @@ class Run:
 
     def launch(self) -> dict[str, Any]:
         """{queued: when, pid and start of the trainer that was started for the run or waits, waiting: true if so}."""
-        return read_json(self.launch_path) or {}
+        return self._record("launch.json") or {}
+
+    def _record(self, name: str) -> dict[str, Any] | None:
+        """A record about a process; one that was copied here with its directory is about nobody."""
+        record = read_json(self.path / name)
+        if record is not None and record.get("directory", here := directory_key(self.path)) != here:
+            return {**record, "pid": None, "waiting": None}
+        return record
 
     def process(self) -> dict[str, Any] | None:
         """Who has claimed the run; before that, who was started to do so; None if it waits in the queue."""
         if self.has_claim:  # where the file cannot be read any more, the first rank knows better than nobody
-            return read_json(self.path / "process.json") or next(iter(self.rank_records()), {"pid": None})
+            return self._record("process.json") or next(iter(self.rank_records()), {"pid": None})
         launch = self.launch()
-        return launch if "pid" in launch and not launch.get("waiting") else None
+        return launch if launch.get("pid") is not None and not launch.get("waiting") else None
 
     @property
     def queued_at(self) -> float:
@@ -182,11 +189,14 @@ class Run:
         return sorted((r for r in records if r and isinstance(r.get("rank"), int)), key=lambda r: r["rank"])
 
     def rank_identities(self) -> list[Identity]:
+        process = self._record("process.json")
+        if process is not None and process.get("pid") is None:
+            return []  # never claimed by a process, or a copy: these are another run's
         return [known for known in map(recorded_identity, self.rank_records()) if known]
 
     def wait_here(self) -> None:
         """Note that this process waits to train the run, so that nobody else is started for it."""
-        write_atomic(self.launch_path, json.dumps({**self.launch(), **_here(), "waiting": True}))
+        write_atomic(self.launch_path, json.dumps({**self.launch(), **_here(self.path), "waiting": True}))
 
     def last_step(self) -> int:
         """The newest step that is known of it: a rank notes its own once a second, an event may be rarer."""
@@ -198,7 +208,7 @@ class Run:
 
         Raises RunError if another one has it. Does not ask whose turn it is: `trainer.queue` does.
         """
-        self._claim({**_here(), "devices": list(devices)})
+        self._claim({**_here(self.path), "devices": list(devices)})
 
     def withdraw(self, status: str, error: str) -> None:
         """End a queued run before any process has trained it. Raises RunError if one has claimed it."""
@@ -240,7 +250,7 @@ class Run:
         self.stop_path.unlink(missing_ok=True)
         remove_leftovers(self.path)
         # In this order: a reader in between must not take the earlier launch for the one at work.
-        write_atomic(self.launch_path, json.dumps(_queue_record(waits_here)))
+        write_atomic(self.launch_path, json.dumps(_queue_record(self.path, waits_here)))
         (self.path / "process.json").unlink(missing_ok=True)
 
     def prepare_resume(self, epochs: int = 0, waits_here: bool = False) -> None:
@@ -279,14 +289,24 @@ class Run:
         return state
 
 
-def _here() -> dict[str, Any]:
+def directory_key(path: Path) -> list[int] | None:
+    """What stays when a directory is renamed and differs in a copy of it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_dev, found.st_ino]
+
+
+def _here(path: Path) -> dict[str, Any]:
+    """This process, at work in the run directory `path`."""
     known = identity(os.getpid())
     assert known is not None
-    return {"pid": known[0], "start": known[1]}
+    return {"pid": known[0], "start": known[1], "directory": directory_key(path)}
 
 
-def _queue_record(waits_here: bool) -> dict[str, Any]:
-    return {"queued": time.time(), **({**_here(), "waiting": True} if waits_here else {})}
+def _queue_record(path: Path, waits_here: bool) -> dict[str, Any]:
+    return {"queued": time.time(), **({**_here(path), "waiting": True} if waits_here else {})}
 
 
 def _modified(path: Path) -> float:
