@@ -1,5 +1,6 @@
 """Runs wait in the order in which they were queued, start once, and never two on one device."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from trainer import queue
 from trainer.config import ConfigError, TrainConfig
 from trainer.devices import Gpu
 from trainer.placement import Placement
+from trainer.processes import identity
 from trainer.queue import cancel, has_trainer, runs_at_work, turns, wait_for_turn, waiting_runs
 from trainer.runs import Run, RunError
 
@@ -242,3 +244,12 @@ def test_the_lock_of_a_killed_process_is_free(runs_dir: Path, start_process):
     with queue.locked(runs_dir):
         assert time.monotonic() - began < 30
     assert os.path.exists(runs_dir / ".lock")
+
+
+def test_a_trainer_that_is_starting_keeps_its_turn_from_one_that_came_to_light_later(runs_dir: Path, waiter):
+    early, late = new(runs_dir), new(runs_dir)
+    process = waiter(new(runs_dir / "elsewhere"))
+    known = identity(process.pid)
+    late.launch_path.write_text(json.dumps({"queued": late.queued_at, "pid": known[0], "start": known[1]}))
+    assert order(runs_dir) == [late.id, early.id]
+    assert dict(turns(runs_dir))[early] == [late]

@@ -18,10 +18,12 @@ from typing import Any
 
 from trainer.causes import DISK_ERRORS
 from trainer.config import ConfigError
+from trainer.files import read_json, write_atomic
 from trainer.placement import Placement
 from trainer.processes import identity
 from trainer.queue import has_trainer, locked, turns, waiting_runs
-from trainer.runs import Run, RunError, RunStatus, directory_key, read_json, write_atomic
+from trainer.records import directory_key
+from trainer.runs import Run, RunError, RunStatus
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = (sys.executable, "-m", "trainer")

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer.files import open_regular, sync_folder
-from trainer.runs import write_atomic
+from trainer.files import open_regular, sync_folder, write_atomic
 
 KEYS = {"model", "optimizer", "schedule", "epoch", "step", "best", "config", "classes", "normalise"}
 BEGINNING = b"PK\x03\x04"  # of a torch file, which is a zip archive

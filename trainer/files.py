@@ -1,6 +1,7 @@
 """Files that anybody may have put there, and files that must survive a power cut. Imports no torch."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import time
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,6 +39,32 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def write_atomic(path: Path, text: str, sync: bool = False) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new, never a part; with `sync` a power cut too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if sync:
+            sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if it is missing, torn or something else."""
+    try:
+        with open_regular(path) as file:
+            value = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def remove_leftovers(folder: Path) -> None:

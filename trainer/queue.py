@@ -71,15 +71,19 @@ def devices_of(placement: Placement) -> tuple[str, ...]:
 
 
 def waiting_runs(runs_dir: Path) -> list[Run]:
-    """The queue: runs that nobody has claimed, first come first."""
+    """The queue: runs that nobody has claimed, first come first; a trainer that is starting keeps its turn."""
     unclaimed = [run for run in iter_runs(runs_dir) if not run.has_claim]
-    return sorted((run for run in unclaimed if _waits(run)), key=lambda run: (run.queued_at, run.id))
+    return sorted((run for run in unclaimed if _waits(run)), key=lambda run: (not _starts(run), run.queued_at, run.id))
 
 
 def _waits(run: Run) -> bool:
     """Not so if a trainer was started for it and died before it could claim it."""
     launch = run.launch()
     return launch.get("pid") is None or bool(launch.get("waiting")) or has_trainer(run)
+
+
+def _starts(run: Run) -> bool:
+    return not run.launch().get("waiting") and has_trainer(run)
 
 
 def has_trainer(run: Run) -> bool:

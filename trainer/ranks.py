@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.causes import cause_of
+from trainer.files import write_atomic
 from trainer.processes import start_of
 from trainer.pulse import Board, Phase
-from trainer.runs import Run, write_atomic
+from trainer.runs import Run
 
 BEAT = 1.0  # seconds between two heartbeats at most
 

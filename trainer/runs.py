@@ -23,14 +23,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
-from trainer.files import open_regular, remove_leftovers, remove_stale_folders, sync_folder
-from trainer.processes import Identity, alive, identity, recorded_identity
+from trainer.files import open_regular, read_json, remove_leftovers, remove_stale_folders, write_atomic
+from trainer.processes import Identity, alive, recorded_identity
+from trainer.records import here, queue_record, read_record, versions
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
@@ -43,32 +43,6 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 class RunError(ValueError):
     """What was asked of a run cannot be done; the text says why."""
-
-
-def write_atomic(path: Path, text: str, sync: bool = False) -> None:
-    """Replace `path` as a whole: a reader sees the old text or the new, never a part; with `sync` a power cut too."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if sync:
-            sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if it is missing, torn or something else."""
-    try:
-        with open_regular(path) as file:
-            value = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +96,7 @@ class Run:
                 draft = runs_dir / f".{run.id}"
                 draft.mkdir()
                 (draft / "config.json").write_text(config.model_dump_json(indent=1), "utf-8")
-                (draft / "launch.json").write_text(json.dumps(_queue_record(draft, waits_here)), "utf-8")
+                (draft / "launch.json").write_text(json.dumps(queue_record(draft, waits_here)), "utf-8")
                 if not run.path.exists():
                     os.rename(draft, run.path)
                     return run
@@ -157,19 +131,12 @@ class Run:
 
     def launch(self) -> dict[str, Any]:
         """{queued: when, pid and start of the trainer that was started for the run or waits, waiting: true if so}."""
-        return self._record("launch.json") or {}
-
-    def _record(self, name: str) -> dict[str, Any] | None:
-        """A record about a process; one that was copied here with its directory is about nobody."""
-        record = read_json(self.path / name)
-        if record is not None and record.get("directory", here := directory_key(self.path)) != here:
-            return {**record, "pid": None, "waiting": None}
-        return record
+        return read_record(self.launch_path) or {}
 
     def process(self) -> dict[str, Any] | None:
         """Who has claimed the run; before that, who was started to do so; None if it waits in the queue."""
         if self.has_claim:  # where the file cannot be read any more, the first rank knows better than nobody
-            return self._record("process.json") or next(iter(self.rank_records()), {"pid": None})
+            return read_record(self.path / "process.json") or next(iter(self.rank_records()), {"pid": None})
         launch = self.launch()
         return launch if launch.get("pid") is not None and not launch.get("waiting") else None
 
@@ -189,14 +156,14 @@ class Run:
         return sorted((r for r in records if r and isinstance(r.get("rank"), int)), key=lambda r: r["rank"])
 
     def rank_identities(self) -> list[Identity]:
-        process = self._record("process.json")
+        process = read_record(self.path / "process.json")
         if process is not None and process.get("pid") is None:
             return []  # never claimed by a process, or a copy: these are another run's
         return [known for known in map(recorded_identity, self.rank_records()) if known]
 
     def wait_here(self) -> None:
         """Note that this process waits to train the run, so that nobody else is started for it."""
-        write_atomic(self.launch_path, json.dumps({**self.launch(), **_here(self.path), "waiting": True}))
+        write_atomic(self.launch_path, json.dumps({**self.launch(), **here(self.path), "waiting": True}))
 
     def last_step(self) -> int:
         """The newest step that is known of it: a rank notes its own once a second, an event may be rarer."""
@@ -208,7 +175,7 @@ class Run:
 
         Raises RunError if another one has it. Does not ask whose turn it is: `trainer.queue` does.
         """
-        self._claim({**_here(self.path), "devices": list(devices)})
+        self._claim({**here(self.path), "devices": list(devices)})
 
     def withdraw(self, status: str, error: str) -> None:
         """End a queued run before any process has trained it. Raises RunError if one has claimed it."""
@@ -224,7 +191,7 @@ class Run:
             "started": time.time(),
             "argv": sys.argv,
             "events_offset": size,  # what lies before it was written by an earlier process
-            "versions": _versions(),
+            "versions": versions(),
         }
         draft = self.path / f".process.{os.getpid()}"
         try:
@@ -250,7 +217,7 @@ class Run:
         self.stop_path.unlink(missing_ok=True)
         remove_leftovers(self.path)
         # In this order: a reader in between must not take the earlier launch for the one at work.
-        write_atomic(self.launch_path, json.dumps(_queue_record(self.path, waits_here)))
+        write_atomic(self.launch_path, json.dumps(queue_record(self.path, waits_here)))
         (self.path / "process.json").unlink(missing_ok=True)
 
     def prepare_resume(self, epochs: int = 0, waits_here: bool = False) -> None:
@@ -289,41 +256,11 @@ class Run:
         return state
 
 
-def directory_key(path: Path) -> list[int] | None:
-    """What stays when a directory is renamed and differs in a copy of it."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return [found.st_dev, found.st_ino]
-
-
-def _here(path: Path) -> dict[str, Any]:
-    """This process, at work in the run directory `path`."""
-    known = identity(os.getpid())
-    assert known is not None
-    return {"pid": known[0], "start": known[1], "directory": directory_key(path)}
-
-
-def _queue_record(path: Path, waits_here: bool) -> dict[str, Any]:
-    return {"queued": time.time(), **({**_here(path), "waiting": True} if waits_here else {})}
-
-
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for name in ("torch", "torchvision", "numpy", "pillow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def iter_runs(runs_dir: Path) -> Iterator[Run]:

@@ -10,7 +10,8 @@ from tests.conftest import await_true
 from tests.faults import expect
 from tests.faults.catalogue import fault
 from tests.faults.stage import DDP, LONG, Stage, end_of, in_background
-from trainer.runs import Run, read_json
+from trainer.files import read_json
+from trainer.runs import Run
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 

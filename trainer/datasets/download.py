@@ -75,6 +75,8 @@ def _next(blocks: queue.Queue, seconds: float, tick: Callable[[], object]) -> An
             continue
         if isinstance(item, Exception):
             reason = getattr(item, "reason", item)  # of a URLError
+            if isinstance(reason, TimeoutError):
+                raise ConnectionError("the server does not answer") from item
             raise ConnectionError(str(getattr(reason, "strerror", None) or reason)) from item
         return item
 
