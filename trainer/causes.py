@@ -8,7 +8,7 @@ CAUSES = ("signal", "exit", "exception", "hang", "port", "memory", "disk", "data
 ADVICE = {
     "memory": "try a smaller batch, a smaller network or fewer processes",
     "disk": "see that the disk has room and can be written, then resume",
-    "port": "the ranks could not meet on this machine: look for a firewall on its loopback, then resume",
+    "port": "see that the ranks reach one another (on one machine: a firewall on its loopback), then resume",
     "hang": "if it is only slow, raise the silence limit; then resume from the last checkpoint",
     "exit": "the log may say why",
     "exception": "the log has the whole trace",

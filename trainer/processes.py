@@ -48,9 +48,9 @@ def identity(pid: int) -> Identity | None:
     return None if start is None else (pid, start)
 
 
-def recorded_identity(record: dict[str, Any] | None) -> Identity | None:
+def recorded_identity(record: Any) -> Identity | None:
     """Whom a record with `pid` and `start` means; None if it does not say."""
-    if record and isinstance(record.get("pid"), int) and isinstance(record.get("start"), str):
+    if isinstance(record, dict) and isinstance(record.get("pid"), int) and isinstance(record.get("start"), str):
         return record["pid"], record["start"]
     return None
 
@@ -97,7 +97,7 @@ def send(processes: Iterable[Identity], number: signal.Signals) -> None:
 def end_tree(root: Identity | None, recorded: Iterable[Identity] = (), grace: float = STOP_GRACE) -> list[Identity]:
     """Wait `grace` seconds for a run that was asked to stop, then SIGTERM, then SIGKILL all of it.
 
-    `recorded` are processes that the run wrote down itself (its ranks), ended even when they lost their parent.
+    `recorded` are processes that the run wrote down itself (its ranks, torchrun's agents), also ended without their parent.
     Returns what is still alive after all that: [] unless the kernel holds a process.
     """
     members = _tree_of(root) | {process for process in recorded if alive(process)}

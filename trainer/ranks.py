@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.causes import cause_of
 from trainer.files import write_atomic
-from trainer.processes import start_of
+from trainer.processes import Identity, start_of
 from trainer.pulse import Board, Phase
 from trainer.runs import Run
 
@@ -19,14 +19,17 @@ BEAT = 1.0  # seconds between two heartbeats at most
 class RankRecord:
     """Written whole each time, by its own rank only. `done` holds the outcome once the rank has finished.
 
-    Signs of progress go to `board`, where the launcher sees them at once; the file follows once a second.
+    Signs of progress go to `board`, where the launcher sees them at once; the file follows once a second. `agent` is
+    torchrun's, if it started the rank.
     """
 
-    def __init__(self, run: Run, rank: int, board: Board | None = None):
+    def __init__(self, run: Run, rank: int, board: Board | None = None, agent: Identity | None = None):
         with suppress(OSError):
             run.ranks_path.mkdir(exist_ok=True)
         self.path = run.ranks_path / f"{rank}.json"
         self.values: dict[str, Any] = {"rank": rank, "pid": os.getpid(), "start": start_of(os.getpid()), "step": 0}
+        if agent:
+            self.values["agent"] = {"pid": agent[0], "start": agent[1]}
         self._rank = rank
         self._board = board or Board(rank + 1)
         self._last = 0.0
@@ -74,6 +77,7 @@ PEER_SIGNS = (
     "Timed out waiting",
     "Wait timeout",
     "Socket Timeout",
+    "Application timeout caused pair closure",  # gloo, of a peer that no packet comes from
     "NCCL communicator was aborted",
     "remote process exited",
 )

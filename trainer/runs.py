@@ -156,10 +156,12 @@ class Run:
         return sorted((r for r in records if r and isinstance(r.get("rank"), int)), key=lambda r: r["rank"])
 
     def rank_identities(self) -> list[Identity]:
+        """Its ranks, and torchrun's agents over them: an agent that has lost the others would wait for minutes."""
         process = read_record(self.path / "process.json")
         if process is not None and process.get("pid") is None:
             return []  # never claimed by a process, or a copy: these are another run's
-        return [known for known in map(recorded_identity, self.rank_records()) if known]
+        ranks = self.rank_records()
+        return [known for known in map(recorded_identity, [*ranks, *(r.get("agent") for r in ranks)]) if known]
 
     def wait_here(self) -> None:
         """Note that this process waits to train the run, so that nobody else is started for it."""

@@ -15,7 +15,7 @@ from trainer.launch import pin, write_end, write_failure
 from trainer.log import say
 from trainer.outcome import Outcome
 from trainer.placement import Placement, place
-from trainer.processes import leave_when_parent_dies
+from trainer.processes import identity, leave_when_parent_dies
 from trainer.queue import claim_at_once
 from trainer.ranks import RankRecord
 from trainer.runs import Run
@@ -38,7 +38,7 @@ def join_group(run: Run) -> Outcome:
         say(str(run.path))
     pin(placement)
     leave_when_parent_dies()  # torchrun's agent: its workers are sessions of their own
-    record = RankRecord(run, rank)
+    record = RankRecord(run, rank, agent=identity(os.getppid()))
     events = EventWriter(run.events_path) if rank == 0 else None
     with StopOnSignal(run):
         try:
