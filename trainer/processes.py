@@ -97,7 +97,7 @@ def send(processes: Iterable[Identity], number: signal.Signals) -> None:
 def end_tree(root: Identity | None, recorded: Iterable[Identity] = (), grace: float = STOP_GRACE) -> list[Identity]:
     """Wait `grace` seconds for a run that was asked to stop, then SIGTERM, then SIGKILL all of it.
 
-    `recorded` are processes that the run wrote down itself (its ranks, torchrun's agents), also ended without their parent.
+    `recorded` are its ranks and torchrun's agents, as written down: they are ended also when they lost their parent.
     Returns what is still alive after all that: [] unless the kernel holds a process.
     """
     members = _tree_of(root) | {process for process in recorded if alive(process)}
