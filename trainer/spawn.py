@@ -22,6 +22,7 @@ from trainer.work import run_rank
 
 SPAWN_POLL = 0.2  # seconds
 PEER_GRACE = 5  # seconds that the other ranks get to leave after one has died
+OWN_STORE = 30  # seconds to reach the store that is in this very process, and what it answers
 LAST_RESORT = 30  # seconds beyond the silence limit: the watch, which knows whom to blame, comes first
 
 
@@ -30,7 +31,8 @@ def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_pat
 
     Raises Blame if one of them fails, dies, leaves early or stays silent for longer than the silence limit.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    patience = timedelta(seconds=min(config.silence_limit, OWN_STORE))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
     board = Board(placement.world_size)
     arguments = (run.path, config, placement, data_path, store.port, board)
     context = mp.start_processes(_rank_main, arguments, nprocs=placement.world_size, join=False, start_method="spawn")
