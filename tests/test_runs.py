@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import ConfigError, TrainConfig
+from trainer.files import read_json
 from trainer.processes import identity
 from trainer.queue import has_trainer
 from trainer.runs import (
@@ -22,7 +23,6 @@ from trainer.runs import (
     iter_runs,
     list_runs,
     open_run,
-    read_json,
     write_atomic,
 )
 from trainer.stop import stop_run

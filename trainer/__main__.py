@@ -127,10 +127,13 @@ def resume(
     runs_dir: RunsDir = Path("runs"),
 ) -> int:
     """Go on with a run from its last checkpoint."""
-    from trainer.queue import locked
+    from trainer.queue import locked, placement_now
 
     opened = open_run(runs_dir, run)
+    if "RANK" in os.environ:
+        raise ConfigError({"run": "torchrun goes on with an ended run as it begins one: train --run runs/<id>"})
     with locked(opened.path.parent):
+        placement_now(opened.config())  # refused before anything is changed
         opened.prepare_resume(epochs, waits_here=True)
     return _train(opened)
 
@@ -248,6 +251,8 @@ def export(
     from trainer.predict import export_run
 
     target = output or opened.path / "model.safetensors"
+    if target.suffix != ".safetensors" and (target.resolve().parent / "config.json").exists():
+        raise RunError(f"output: {target} lies in a run directory, where only a name with .safetensors is safe")
     try:
         export_run(opened, checkpoint, target)
     except (ValueError, OSError) as error:

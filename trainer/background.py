@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.causes import DISK_ERRORS
 from trainer.config import ConfigError
-from trainer.files import read_json, write_atomic
+from trainer.files import file_size, read_json, write_atomic
 from trainer.placement import Placement
 from trainer.processes import identity
 from trainer.queue import has_trainer, locked, turns, waiting_runs
@@ -71,18 +71,18 @@ def start_waiting(
 
 def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -> None:
     """Under the lock: the trainer cannot claim the run before it is noted who it is."""
-    log_offset = run.log_path.stat().st_size if run.log_path.exists() else 0
+    log_offset = file_size(run.log_path)
     record: dict[str, Any] = {
         "queued": run.queued_at,
         "directory": directory_key(run.path),
         "started": time.time(),
-        "events_offset": run.events_path.stat().st_size if run.events_path.exists() else 0,
+        "events_offset": file_size(run.events_path),
     }
     try:
         write_atomic(run.launch_path, json.dumps(record))  # fails on a full disk while there is nothing to clean up
         with run.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [*trainer, "train", "--run", str(run.path)],
+                [*trainer, "train", "--run", os.path.abspath(run.path)],
                 cwd=ROOT,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ def _reap(run: Run, process: subprocess.Popen, log_offset: int) -> None:
     code = process.wait()
     with contextlib.suppress(RunError, OSError), locked(run.path.parent):
         launched = read_json(run.launch_path)
-        if launched is None or launched.get("pid") != process.pid or run.has_claim or run.stop_path.exists():
+        if launched is None or launched.get("pid") != process.pid or run.has_claim or run.is_asked_to_stop:
             return  # deleted, started anew, or it has spoken itself
         if run.state().status == RunStatus.INTERRUPTED:
             reason = last_line(run.log_path, log_offset) or f"exit code {code}"

@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,6 +56,10 @@ TYPES: dict[str, Callable[[object], bool]] = {
 }
 
 
+# Null means something here; elsewhere a key that is null counts as one that is not there.
+NULLABLE = {"loss", "accuracy", "lr", "images_per_second", "grad_norm", "error", "rank", "cause"}
+
+
 def _finite(fields: Event) -> Event:
     """Replace NaN and infinities, which JSON lacks, by null and say so in `nonfinite`."""
     bad = [key for key, value in fields.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -85,11 +90,23 @@ class LineWriter:
     def _append(self, data: bytes) -> None:
         if self._fd is None:
             self._fd = _open_for_appending(self.path)
+        elif not self._is_in_place():  # an editor, a sync tool or rm put another file there, or none
+            with suppress(OSError):  # the whole directory was moved: the file that moved with it is still right
+                descriptor = _open_for_appending(self.path)
+                os.close(self._fd)
+                self._fd = descriptor
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":  # a killed writer or a full disk tore the last line
             data = b"\n" + data
         if os.write(self._fd, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _is_in_place(self) -> bool:
+        assert self._fd is not None
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except OSError:
+            return False
 
     def close(self) -> None:
         if self._fd is not None:
@@ -120,6 +137,7 @@ class EventTail:
     def __init__(self, path: Path):
         self.path = path
         self.offset = 0
+        self.size = 0  # of the file, in bytes, when it was last looked at
         self.generation = 0
         self._within_long_line = False
 
@@ -139,7 +157,8 @@ class EventTail:
             file = open_regular(self.path)
         except OSError:
             return iter(())
-        if os.fstat(file.fileno()).st_size < self.offset:
+        self.size = os.fstat(file.fileno()).st_size
+        if self.size < self.offset:
             self.offset, self._within_long_line = 0, False
             self.generation += 1
         return self._events(file)
@@ -176,7 +195,7 @@ def _parse(line: bytes) -> Event | None:
         check = TYPES.get(key)
         if check is not None and value is not None and not check(value):
             return None
-    return event
+    return {key: value for key, value in event.items() if value is not None or key in NULLABLE}
 
 
 def read_events(path: Path) -> list[Event]:

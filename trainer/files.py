@@ -17,7 +17,8 @@ import psutil
 RESERVE = ".reserve"
 CLOCK_SLACK = 2.0  # seconds between the clocks of a file system and of the kernel
 STALE_SECONDS = 60.0  # a run's directory is begun and finished within milliseconds
-_TEMPORARY = re.compile(r"\..+\.(\d+)")  # .<name>.<pid of the process that writes it>
+# .<name of a file of ours>.<pid of the process that writes it>
+_TEMPORARY = re.compile(r"\.(?:process|.+\.(?:json|pt|sha256|safetensors))\.(\d+)")
 
 
 def open_regular(path: Path | str) -> BufferedReader:
@@ -55,6 +56,14 @@ def write_atomic(path: Path, text: str, sync: bool = False) -> None:
             sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def file_size(path: Path) -> int:
+    """In bytes; 0 if there is no such file, or none that may be seen."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outc
         outcome = Outcome("stopped", run.last_step())
     except (Exception, SystemExit) as error:  # the one place where a run's failure becomes its record
         blame = error if isinstance(error, Blame) else _own_failure(run, error)
-        if run.stop_path.exists() and not isinstance(error, ValueError):
+        if run.is_asked_to_stop and not isinstance(error, ValueError):
             outcome = Outcome("stopped", blame.step)  # it was being stopped: a rank killed meanwhile is no failure
         else:
             write_failure(run, events, blame)
@@ -107,7 +107,7 @@ def _prepare(run: Run, config: TrainConfig, events: EventWriter) -> Prepared:
 
     def progress(text: str) -> None:
         nonlocal last, told
-        if run.stop_path.exists() or not run.is_there:
+        if run.is_asked_to_stop or not run.is_there:
             raise KeyboardInterrupt
         if text != told and time.monotonic() - last >= 0.5:
             last, told = time.monotonic(), text

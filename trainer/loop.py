@@ -93,7 +93,7 @@ def train_epoch(session: Session) -> Outcome | None:
             sums[:3] += torch.stack([loss_sum.double(), correct.double(), batch.weight.sum().double()])
         session.record.beat(session.step)
         if is_logged or session.step % meet_every == 0:
-            if worker.is_main and session.run.stop_path.exists():
+            if worker.is_main and session.run.is_asked_to_stop:
                 sums[3] += 1
             session.record.at(Phase.EXCHANGE)
             loss_total, num_correct, num_seen, asked_to_stop = reduce_sum(sums, worker)
@@ -212,7 +212,7 @@ def evaluate(session: Session) -> dict[str, Any] | None:
     batches = session.test_set.batches()
     for _ in range(math.ceil(largest_share / session.test_set.batch_size)):  # as many rounds on each rank
         session.record.beat(session.step, Phase.EXCHANGE)
-        asked = float(worker.is_main and session.run.stop_path.exists())
+        asked = float(worker.is_main and session.run.is_asked_to_stop)
         if reduce_sum(torch.tensor([asked], dtype=torch.float64, device=device), worker)[0]:
             return None
         session.record.beat(session.step, Phase.EVALUATING)

@@ -8,7 +8,7 @@ waits for them. A device is busy as long as the process that claimed it lives. T
 import fcntl
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -143,7 +143,7 @@ def wait_for_turn(run: Run) -> Placement | None:
         answer = _try(run)
         if not isinstance(answer, list):
             return answer
-        if answer != told:
+        if answer and answer != told:
             names = " and ".join(other.id for other in answer)
             say(f"queued: {run.id} starts when {names} {'has' if len(answer) == 1 else 'have'} ended")
             told = answer
@@ -152,24 +152,27 @@ def wait_for_turn(run: Run) -> Placement | None:
 
 def _try(run: Run) -> Placement | list[Run] | None:
     with locked(run.path.parent):
-        if not (run.path / "config.json").exists():
+        if not run.is_there:
             say(f"{run.id} was deleted")
             return None
         if run.has_claim:
             if run.state().status == RunStatus.STOPPED:
                 return None
             raise RunError(f"{run.id} was already started, by process {(run.process() or {}).get('pid')}")
-        if run.stop_path.exists():
+        if run.is_asked_to_stop:
             _cancel(run)
             say(f"{run.id} was taken out of the queue")
             return None
-        answer = next(turn for other, turn in turns(run.path.parent, run) if other.id == run.id)
+        answer = next((turn for other, turn in turns(run.path.parent, run) if other.id == run.id), None)
+        if answer is None:  # its config.json is away, for a moment or for good
+            return []
         if isinstance(answer, ConfigError):
             raise answer
         if isinstance(answer, Placement):
             run.claim(devices_of(answer))
         else:
-            run.wait_here()
+            with suppress(OSError):  # on a full disk: it was noted before, or another may start it
+                run.wait_here()
         return answer
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,43 @@ from trainer.files import read_json
 from trainer.processes import identity
 
 
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 253_402_300_800  # type: ignore[operator]  # up to the year 9999
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_texts(value: object) -> bool:
+    return type(value) is list and all(type(item) is str for item in value)
+
+
+# What a reader may take for granted about a key that is there; any other value was not written by us.
+_TYPES: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("queued", "started", "heartbeat"), _is_time),
+    **dict.fromkeys(("pid", "rank", "step", "events_offset"), _is_count),
+    "start": lambda value: type(value) is str,
+    "waiting": lambda value: type(value) is bool,
+    "devices": _is_texts,
+    **dict.fromkeys(("done", "error"), lambda value: type(value) is dict),
+}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    record = read_json(path)
+    return record and {key: value for key, value in record.items() if key not in _TYPES or _TYPES[key](value)}
+
+
+def read_rank(path: Path) -> dict[str, Any] | None:
+    """What a rank wrote about itself (trainer.ranks), with `rank`, `step` and `heartbeat`; None if it is no such."""
+    record = _read(path)
+    return {"step": 0, "heartbeat": 0.0, **record} if record and "rank" in record else None
+
+
 def read_record(path: Path) -> dict[str, Any] | None:
     """A record about a process; one that was copied here with its directory is about nobody."""
-    record = read_json(path)
+    record = _read(path)
     if record is not None and record.get("directory", key := directory_key(path.parent)) != key:
         return {**record, "pid": None, "waiting": None}
     return record

@@ -68,6 +68,9 @@ def fit(session: "Session", state: dict[str, Any], path: Path) -> None:
     config = session.config
     if state["classes"] != session.classes:
         raise CheckpointError(f"{path} was trained on other classes than the data set has now")
+    batch_size = state["config"].get("batch_size")
+    if batch_size != config.batch_size:
+        raise CheckpointError(f"{path} was trained with batch_size {batch_size}, and the run has {config.batch_size}")
     if state["epoch"] != state["step"] // session.steps_per_epoch:
         raise CheckpointError(f"{path} was trained on another number of pictures than the data set has now")
     optimizer = state["config"].get("optimizer")

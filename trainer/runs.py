@@ -28,9 +28,9 @@ from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
-from trainer.files import open_regular, read_json, remove_leftovers, remove_stale_folders, write_atomic
+from trainer.files import file_size, open_regular, remove_leftovers, remove_stale_folders, write_atomic
 from trainer.processes import Identity, alive, recorded_identity
-from trainer.records import here, queue_record, read_record, versions
+from trainer.records import here, queue_record, read_rank, read_record, versions
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
@@ -84,8 +84,10 @@ class Run:
     def create(cls, runs_dir: Path, config: TrainConfig, waits_here: bool = False) -> "Run":
         """A new, queued run. With `waits_here` this process is the one that will train it; else any may start it.
 
-        Raises RunError if the directory cannot be written.
+        Its pictures are found again from any working directory. Raises RunError if the directory cannot be written.
         """
+        if config.dataset != "shapes" and not config.data_dir.startswith("~"):
+            config = config.changed(data_dir=os.path.abspath(config.data_dir))
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             remove_stale_folders(runs_dir)
@@ -97,7 +99,7 @@ class Run:
                 draft.mkdir()
                 (draft / "config.json").write_text(config.model_dump_json(indent=1), "utf-8")
                 (draft / "launch.json").write_text(json.dumps(queue_record(draft, waits_here)), "utf-8")
-                if not run.path.exists():
+                if not os.path.lexists(run.path):
                     os.rename(draft, run.path)
                     return run
                 shutil.rmtree(draft)
@@ -121,13 +123,17 @@ class Run:
 
     @property
     def is_there(self) -> bool:
-        """False once its directory was deleted or renamed."""
-        return (self.path / "config.json").exists()
+        """False once its directory was deleted or renamed; one file of it may be away while somebody replaces it."""
+        return any(os.path.exists(self.path / name) for name in ("config.json", "launch.json", "process.json"))
 
     @property
     def has_claim(self) -> bool:
         """Whether a trainer got as far as claiming the run."""
-        return (self.path / "process.json").exists()
+        return os.path.exists(self.path / "process.json")
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return os.path.exists(self.stop_path)
 
     def launch(self) -> dict[str, Any]:
         """{queued: when, pid and start of the trainer that was started for the run or waits, waiting: true if so}."""
@@ -143,8 +149,7 @@ class Run:
     @property
     def queued_at(self) -> float:
         """When it took its place in the queue, in Unix seconds."""
-        at = self.launch().get("queued")
-        return at if isinstance(at, int | float) else _modified(self.path / "config.json")
+        return self.launch().get("queued") or _modified(self.path / "config.json")
 
     def identity(self) -> Identity | None:
         """Who trains, or trained, this run."""
@@ -152,8 +157,8 @@ class Run:
 
     def rank_records(self) -> list[dict[str, Any]]:
         """What each rank wrote about itself, in the order of the ranks."""
-        records = [read_json(path) for path in self.ranks_path.glob("*.json")]
-        return sorted((r for r in records if r and isinstance(r.get("rank"), int)), key=lambda r: r["rank"])
+        records = [read_rank(path) for path in self.ranks_path.glob("*.json")]
+        return sorted((record for record in records if record), key=lambda record: record["rank"])
 
     def rank_identities(self) -> list[Identity]:
         """Its ranks, and torchrun's agents over them: an agent that has lost the others would wait for minutes."""
@@ -187,12 +192,11 @@ class Run:
         writer.close()
 
     def _claim(self, owner: dict[str, Any]) -> None:
-        size = self.events_path.stat().st_size if self.events_path.exists() else 0
         record = {
             **owner,
             "started": time.time(),
             "argv": sys.argv,
-            "events_offset": size,  # what lies before it was written by an earlier process
+            "events_offset": file_size(self.events_path),  # what lies before it was written by an earlier process
             "versions": versions(),
         }
         draft = self.path / f".process.{os.getpid()}"
@@ -215,12 +219,15 @@ class Run:
         status = self.state().status
         if status.living or status == RunStatus.QUEUED:
             raise RunError(f"{self.id} is {'queued already' if status == RunStatus.QUEUED else 'running'}")
+        try:
+            self.stop_path.unlink(missing_ok=True)
+            # In this order: a reader in between must not take the earlier launch for the one at work.
+            write_atomic(self.launch_path, json.dumps(queue_record(self.path, waits_here)))
+            (self.path / "process.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise _not_writable(error) from error
         shutil.rmtree(self.ranks_path, ignore_errors=True)
-        self.stop_path.unlink(missing_ok=True)
         remove_leftovers(self.path)
-        # In this order: a reader in between must not take the earlier launch for the one at work.
-        write_atomic(self.launch_path, json.dumps(queue_record(self.path, waits_here)))
-        (self.path / "process.json").unlink(missing_ok=True)
 
     def prepare_resume(self, epochs: int = 0, waits_here: bool = False) -> None:
         """Requeue an ended run, to train to `epochs` epochs in all (0: as many as it has).
@@ -228,15 +235,18 @@ class Run:
         Raises RunError if it is running, ConfigError if `epochs` is not valid or is done already.
         """
         old, state = self.config(), self.state()
-        if state.status.living:
-            raise RunError(f"{self.id} is running")
+        if state.status.living or state.status == RunStatus.QUEUED:
+            raise RunError(f"{self.id} is {'queued already' if state.status == RunStatus.QUEUED else 'running'}")
         config = old.changed(epochs=epochs if epochs != 0 else old.epochs)
         if config.epochs <= state.epoch:
             raise ConfigError(
                 {"epochs": f"{config.epochs} is not more than the {state.epoch:g} that {self.id} has done already"}
             )
         if config != old:
-            self.write_config(config)
+            try:
+                self.write_config(config)
+            except OSError as error:
+                raise _not_writable(error) from error
         self.requeue(waits_here)
 
     def ask_to_stop(self) -> None:
@@ -258,6 +268,10 @@ class Run:
         return state
 
 
+def _not_writable(error: OSError) -> RunError:
+    return RunError(f"{error.filename} cannot be written: {error.strerror}")
+
+
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -272,19 +286,13 @@ def iter_runs(runs_dir: Path) -> Iterator[Run]:
     except OSError:
         return
     for name in names:
-        if RUN_ID.fullmatch(name) and (runs_dir / name / "config.json").exists():
+        if RUN_ID.fullmatch(name) and os.path.exists(runs_dir / name / "config.json"):
             yield Run(runs_dir / name)
 
 
 def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
-    """The rows of `python -m trainer list`, newest first; a run whose settings cannot be read is left out."""
-    rows = []
-    for run in iter_runs(runs_dir):
-        try:
-            rows.append(run.state().summary())
-        except ValueError:
-            continue
-    return rows
+    """The rows of `python -m trainer list`, newest first."""
+    return [run.state().summary() for run in iter_runs(runs_dir)]
 
 
 def open_run(runs_dir: Path, reference: str) -> Run:

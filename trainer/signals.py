@@ -25,7 +25,7 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def _handle(self, *_: object) -> None:
-        if self.run.stop_path.exists():
+        if self.run.is_asked_to_stop:
             raise KeyboardInterrupt
         say("stopping: saving a checkpoint; once more to stop at once" if self.run.has_claim else "stopping")
         try:

@@ -48,7 +48,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self._tail = EventTail(self.run.events_path)
-        self._positions = {"start": -1, "end": -1}
+        self._positions = {"start": -1, "step": -1, "end": -1}
 
     def update(self, limit: int | None = None) -> list[Event]:
         """Read what is new, at most `limit` events. Returns them."""
@@ -77,6 +77,7 @@ class RunState:
                 self._take_back(event.get("step", 0))
             case "step":
                 self.step = event
+                self._positions["step"] = position
             case "eval":
                 self.evaluation = event
                 if event.get("accuracy") is not None:
@@ -103,14 +104,17 @@ class RunState:
         if not self.process:
             return RunStatus.QUEUED
         mine = self.process.get("events_offset", 0)
+        if mine > self._tail.size:  # the file was cut or replaced: all of it is newer
+            mine = 0
         if self._positions["end"] >= mine:
             said = self.end.get("status")
             return RunStatus(said) if said in _FINAL else RunStatus.INTERRUPTED
         if not is_alive:
             return RunStatus.INTERRUPTED
-        if self.run.stop_path.exists():
+        if self.run.is_asked_to_stop:
             return RunStatus.STOPPING
-        return RunStatus.RUNNING if self._positions["start"] >= mine else RunStatus.STARTING
+        has_begun = max(self._positions["start"], self._positions["step"]) >= mine
+        return RunStatus.RUNNING if has_begun else RunStatus.STARTING
 
     @property
     def best_accuracy(self) -> float | None:
@@ -141,19 +145,24 @@ class RunState:
 
     def summary(self) -> dict[str, Any]:
         """One row of `list`."""
-        config = self.run.config()
-        world_size = self.start.get("world_size", config.processes)
+        processes, wanted, label = 0, "-", ""
+        try:
+            config = self.run.config()
+            processes, wanted, label = config.processes, config.devices, config.label
+        except ValueError as error:  # it may be at work all the same
+            label = f"its settings cannot be read: {error}"
+        world_size = self.start.get("world_size", processes)
         names = self.start.get("devices")
-        devices = ", ".join(dict.fromkeys(names)) if names else config.devices
+        devices = ", ".join(dict.fromkeys(names)) if names else wanted
         return {
             "id": self.run.id,
             "status": str(self.status),
-            "parallel": config.parallel,
+            "parallel": self.run.id.split("-")[2],
             "devices": devices + (f", {world_size} ranks" if world_size > 1 else ""),
             "epoch": self.step.get("epoch", 0),
             "step": self.step.get("step", 0),
             "best_accuracy": self.best_accuracy,
             "images_per_second": self.step.get("images_per_second"),
             "started": self.process.get("started"),
-            "label": config.label,
+            "label": label,
         }

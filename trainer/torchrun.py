@@ -60,7 +60,7 @@ def join_group(run: Run) -> Outcome:
 
 
 def _look_for_stop(run: Run) -> None:
-    if run.stop_path.exists():
+    if run.is_asked_to_stop:
         raise KeyboardInterrupt
 
 

@@ -83,7 +83,7 @@ class RunRows:
     def _read(self) -> None:
         runs = list(iter_runs(self.runs_dir))
         self._older = max(0, len(runs) - LISTED)
-        found = {run.id: row for run in runs[:LISTED] if (row := self._row(run)) is not None}
+        found = {run.id: self._row(run) for run in runs[:LISTED]}
         version = self._version + 1
         for run_id, row in found.items():
             if self._rows.get(run_id, (0, None))[1] != row:
@@ -94,29 +94,32 @@ class RunRows:
             self._rows = {run_id: self._rows[run_id] for run_id in found}
             self._states = {run_id: state for run_id, state in self._states.items() if run_id in found}
 
-    def _row(self, run: Run) -> dict[str, Any] | None:
-        """One run in figures; None if its settings cannot be read."""
+    def _row(self, run: Run) -> dict[str, Any]:
+        """One run in figures."""
         state = self._states.setdefault(run.id, RunState(run))
+        name, wanted, epochs = "", "", 0
         try:
             config = run.config()
-        except ValueError:
-            return None
+            name, wanted, epochs = config.label, config.devices, config.epochs
+            about = f"{config.model} on {config.dataset}, batch {config.batch_size:,}, lr {config.lr:g}"
+        except ValueError as error:  # it may be at work all the same
+            about = f"its settings cannot be read: {error}"[:300]
         state.update()
         waiting = self._board.place(run) if state.status == RunStatus.QUEUED else None
         newest = max((state.end, state.evaluation, state.step), key=lambda event: event.get("time", 0))
         started = state.process.get("started")
         return {
             "id": run.id,
-            "name": config.label or run.id,
-            "about": f"{config.model} on {config.dataset}, batch {config.batch_size:,}, lr {config.lr:g}",
+            "name": name or run.id,
+            "about": about,
             "state": str(state.status),
             "place": ordinal(waiting.place) if waiting else None,
-            "mode": config.parallel,
-            "devices": devices(state.start.get("devices"), config.devices),
+            "mode": run.id.split("-")[2],
+            "devices": devices(state.start.get("devices"), wanted),
             "best": state.best_accuracy,
             "speed": state.step.get("images_per_second"),
             "epoch": state.step.get("epoch") or 0,
-            "epochs": config.epochs,
+            "epochs": epochs,
             "started": started,
             "began": max(state.start.get("time", 0), started) if started else None,  # without the preparations
             "ended": None if state.status.living else newest.get("time", started),

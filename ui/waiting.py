@@ -71,7 +71,7 @@ class Board:
     def _look(self) -> None:
         if time.monotonic() - self._looked_at < FRESH:
             return
-        self._at_work = [(run.id, run.stop_path.exists()) for run in self._find_at_work()]
+        self._at_work = [(run.id, run.is_asked_to_stop) for run in self._find_at_work()]
         self._waiting = {}
         for run, turn in turns(self.runs_dir) if waiting_runs(self.runs_dir) else ():
             if run.process() is not None:  # its trainer was started and is about to claim it

@@ -11,6 +11,7 @@ wrong one would crash the training.
 """
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from trainer.datasets.arrays import check_part, colour_statistics, digest, open_
 from trainer.datasets.locks import TakenError, locked, refuse
 
 Progress = Callable[[str], None]
+OURS = re.compile(r"(cifar10|images|shapes)(-[0-9a-f]+)+")  # in a folder that may hold files of others
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 UNUSED_DAYS = 1.0  # how long an outdated copy is kept for runs that may still read it
 
@@ -179,7 +181,7 @@ def _remove_leftovers(root: Path, own: str) -> None:
     """What killed builders of other data sets left, where nobody builds those now; their locks go as well."""
     names = {path.name[1:].removesuffix(".building") for path in root.glob(".*.building")}
     names |= {path.name.removesuffix(".lock") for path in root.glob("[!.]*.lock")}
-    for name in names - {own}:
+    for name in filter(OURS.fullmatch, names - {own}):
         with suppress(OSError, TakenError), locked(root / f"{name}.lock", refuse):
             shutil.rmtree(root / f".{name}.building", ignore_errors=True)
 
@@ -189,7 +191,8 @@ def _forget_outdated(final: Path) -> None:
     family = final.name.rpartition("-")[0]
     for other in final.parent.glob(f"{family}-*/meta.json"):
         with suppress(OSError):
-            if other.parent != final and time.time() - other.stat().st_mtime > UNUSED_DAYS * 86_400:
+            is_another = other.parent != final and OURS.fullmatch(other.parent.name)
+            if is_another and time.time() - other.stat().st_mtime > UNUSED_DAYS * 86_400:
                 shutil.rmtree(other.parent, ignore_errors=True)
 
 
