@@ -146,10 +146,10 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(place, tmp_path, monkeyp
 
 
 def test_outdated_versions_are_forgotten_after_a_day_without_use():
-    build = store.Source("thing-old", shapes.build).build
-    old, recent = (store.obtain(store.Source(name, build), silent).path for name in ("thing-old", "thing-recent"))
+    build = store.Source("shapes-01", shapes.build).build
+    old, recent = (store.obtain(store.Source(name, build), silent).path for name in ("shapes-01", "shapes-02"))
     os.utime(old / "meta.json", (0, 0))
-    store.obtain(store.Source("thing-new", build), silent)
+    store.obtain(store.Source("shapes-03", build), silent)
     assert (old.exists(), recent.exists()) == (False, True)
 
 
@@ -277,17 +277,28 @@ def test_a_cache_that_takes_no_writes_is_enough_for_what_is_in_it(tmp_path, monk
 
 def test_a_builder_removes_what_killed_builders_of_other_data_left_and_not_what_a_living_one_builds(start_process):
     root = store.cache_root()
-    for name in (".thing-dead.building", ".thing-alive.building"):
+    for name in (".shapes-0.building", ".shapes-2.building", ".ninja.building"):
         (root / name / "half").mkdir(parents=True)
-    (root / "thing-dead.lock").touch()
+    for name in ("shapes-0.lock", "poetry.lock"):
+        (root / name).touch()
+    (root / "shapes-new").mkdir()
+    (root / "shapes-new" / "meta.json").touch()
+    os.utime(root / "shapes-new" / "meta.json", (0, 0))
     hold = (
         "import sys, time; from pathlib import Path; from trainer.datasets.locks import locked\n"
         "with locked(Path(sys.argv[1]), print): print('held', flush=True); time.sleep(60)"
     )
-    holder = start_process(sys.executable, "-c", hold, root / "thing-alive.lock", stdout=subprocess.PIPE)
+    holder = start_process(sys.executable, "-c", hold, root / "shapes-2.lock", stdout=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
     prepare(SHAPES, silent)
-    assert sorted(os.listdir(root)) == [".thing-alive.building", "shapes-1", "thing-alive.lock"]
+    assert sorted(os.listdir(root)) == [
+        ".ninja.building",  # of others, as are poetry's lock and the folder with a name that we do not give
+        ".shapes-2.building",
+        "poetry.lock",
+        "shapes-1",
+        "shapes-2.lock",
+        "shapes-new",
+    ]
 
 
 def test_a_lock_whose_file_was_removed_is_still_held_by_one_at_a_time(tmp_path):

@@ -31,8 +31,16 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path):
 
 def test_temporary_files_of_killed_processes_go_and_all_others_stay(tmp_path: Path, start_process):
     gone, living = ended_pid(), start_process("sleep", "60").pid
-    removed = [f".last.pt.{gone}", f".last.pt.sha256.{gone}", f".config.json.{gone}", ".x.99999999999999999999"]
-    kept = [f".last.pt.{living}", f".process.{os.getpid()}", "last.pt", "last.pt.123", ".hidden", f".{gone}"]
+    removed = [f".last.pt.{gone}", f".last.pt.sha256.{gone}", f".config.json.{gone}", ".x.json.99999999999999999999"]
+    kept = [
+        f".last.pt.{living}",
+        f".process.{os.getpid()}",
+        f".notes.{gone}",
+        "last.pt",
+        "last.pt.123",
+        ".hidden",
+        f".{gone}",
+    ]
     for name in (*removed, *kept):
         (tmp_path / name).touch()
     (tmp_path / f".folder.{gone}").mkdir()

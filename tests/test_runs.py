@@ -232,7 +232,48 @@ def test_strangers_in_the_folder_are_left_alone(run: Run):
 def test_a_run_with_unreadable_settings_spoils_no_list(run: Run, text: str):
     other = Run.create(run.path.parent, TrainConfig())
     (other.path / "config.json").write_text(text)
-    assert [row["id"] for row in list_runs(run.path.parent)] == [run.id]
+    (row,) = (row for row in list_runs(run.path.parent) if row["id"] == other.id)
+    assert (row["status"], row["parallel"], row["label"][:29]) == ("queued", "single", "its settings cannot be read: ")
+
+
+@pytest.mark.parametrize("name", ["process.json", "launch.json", "ranks/0.json"])
+@pytest.mark.parametrize("value", ["null", '"x"', "[1]", "-1", "1e400", "NaN", "{}", "true"])
+def test_a_record_with_values_of_other_types_spoils_no_list(run: Run, name: str, value: str):
+    run.ranks_path.mkdir()
+    keys = ("pid", "start", "started", "queued", "waiting", "events_offset", "devices", "directory", "rank", "step")
+    (run.path / name).write_text("{" + ", ".join(f'"{key}": {value}' for key in keys) + "}")
+    (row,) = list_runs(run.path.parent)
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert run.last_step() == 0
+    assert not run.rank_identities()
+
+
+@pytest.mark.parametrize("kind", ["start", "step", "eval", "end"])
+def test_keys_that_are_null_count_as_missing(run: Run, kind: str):
+    event = dict.fromkeys(("step", "world_size", "devices", "epoch", "status"), None)
+    lines = [{"kind": kind, "accuracy": 0.5, **event}, {"kind": "start", **event}]
+    run.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list_runs(run.path.parent)[0]["step"] == 0
+
+
+def test_a_run_whose_settings_are_away_for_a_moment_is_there(run: Run):
+    os.rename(run.path / "config.json", run.path / "config.json~")
+    assert run.is_there
+    shutil.rmtree(run.path)
+    assert not run.is_there
+
+
+def test_a_run_finds_its_pictures_from_any_working_directory(runs_dir: Path, monkeypatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    configs = [TrainConfig(dataset="images", data_dir=place) for place in ("pictures", "~/pictures", "/pictures")]
+    found = [Run.create(runs_dir, config).config().data_dir for config in configs]
+    assert found == [str(tmp_path / "pictures"), "~/pictures", "/pictures"]
+
+
+def test_a_queued_run_is_not_changed_by_a_resume_that_is_refused(run: Run):
+    with pytest.raises(RunError, match="queued already"):
+        run.prepare_resume(epochs=77)
+    assert run.config().epochs == TrainConfig().epochs
 
 
 def test_a_row_has_the_keys_that_were_promised(run: Run):
@@ -274,14 +315,14 @@ def test_a_state_is_updated_by_what_is_new_and_begins_anew_with_a_cut_file(run: 
 def test_no_reader_ever_meets_a_run_without_its_settings(runs_dir: Path, start_process):
     code = (
         "import sys; from pathlib import Path; from trainer.config import TrainConfig; from trainer.runs import Run\n"
-        "while True:\n    print(Run.create(Path(sys.argv[1]), TrainConfig()).id, flush=True)"
+        "while True:\n    print(Run.create(Path(sys.argv[1]), TrainConfig(dataset='shapes')).id, flush=True)"
     )
     process = start_process(sys.executable, "-c", code, runs_dir, stdout=-1)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and sum(1 for _ in iter_runs(runs_dir)) < 200:
         for entry in os.listdir(runs_dir) if runs_dir.exists() else []:
             if not entry.startswith("."):
-                assert Run(runs_dir / entry).config() == TrainConfig()
+                assert Run(runs_dir / entry).config() == TrainConfig(dataset="shapes")
     process.kill()
     assert all(RUN_ID.fullmatch(run.id) for run in iter_runs(runs_dir))
 

@@ -95,7 +95,9 @@ def test_a_page_of_another_server_gets_everything(runs_dir):
 def test_a_run_with_settings_of_another_version_does_not_hide_the_others(runs_dir):
     make_run(runs_dir)
     (make_run(runs_dir).path / "config.json").write_text('{"unknown": 1}')
-    assert len(RunRows(Board(runs_dir)).since({})["rows"]) == 1
+    bad, good = RunRows(Board(runs_dir)).since({})["rows"]
+    assert bad["about"].startswith("its settings cannot be read")
+    assert good["about"].startswith("tutorial on ")
 
 
 def test_no_more_than_the_newest_are_listed_and_the_rest_is_counted(runs_dir, monkeypatch):
