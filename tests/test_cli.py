@@ -259,3 +259,40 @@ def test_the_help_of_train_has_every_fields_own_words_and_default(capfd):
 def test_the_help_shows_the_presets_own_values(capfd):
     _, out, _ = run_main(capfd, "train", "--preset=smoke", "--help")
     assert "(default: shapes)" in " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+
+
+def test_an_export_over_a_file_of_a_run_is_refused(capfd, trained):
+    (run_path,) = (run.path for run in iter_runs(trained[0]))
+    for name in ("config.json", "last.pt", "notes"):
+        code, _, said = run_main(capfd, "export", run_path, "--output", run_path / name)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "lies in a run directory" in said
+    assert Run(run_path).state().status == "completed"
+
+
+@pytest.mark.parametrize("command", [("resume",), ("train", "--run")])
+def test_a_renamed_run_is_not_trained_outside_the_queue(capfd, runs_dir: Path, command: tuple[str, ...]):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    run.path.rename(runs_dir / "best run")
+    code, _, said = run_main(capfd, *command, runs_dir / "best run")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "was renamed" in said
+
+
+def test_a_resume_that_this_machine_cannot_place_changes_nothing(capfd, runs_dir: Path):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes", devices="63"))
+    run.withdraw("stopped", "taken out of the queue")
+    code, _, said = run_main(capfd, "resume", run.path, "--epochs", 20)
+    assert code == 2
+    assert "devices: " in said
+    assert (run.state().status, run.config().epochs) == ("stopped", TrainConfig().epochs)
+
+
+def test_terminal_codes_in_names_are_not_printed(capfd, trained, picture: Path, tmp_path: Path):
+    (run_path,) = (run.path for run in iter_runs(trained[0]))
+    odd = tmp_path / "a\x1b[31m\nb.png"
+    shutil.copy(picture, odd)
+    code, said, _ = run_main(capfd, "predict", run_path, odd)
+    assert code == 0
+    assert "\x1b" not in said
+    assert said.count("\n") == 1

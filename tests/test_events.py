@@ -286,3 +286,27 @@ def test_when_the_disk_has_room_again_events_are_whole_again(path: Path, capfd: 
     writer.close()
     assert kinds(path) == ["start", "end"]
     assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_file_that_was_replaced_or_removed_while_it_was_written_gets_what_follows(path: Path):
+    writer = EventWriter(path)
+    writer.write("a")
+    path.with_name("new").write_text('{"kind": "edited"}\n')
+    os.replace(path.with_name("new"), path)
+    writer.write("b")
+    assert kinds(path) == ["edited", "b"]
+    path.unlink()
+    assert writer.write("c")
+    assert kinds(path) == ["c"]
+    writer.close()
+
+
+def test_a_file_whose_folder_was_moved_is_written_there(tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    writer = EventWriter(tmp_path / "old" / "events.jsonl")
+    writer.write("a")
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert writer.write("b")
+    assert kinds(tmp_path / "new" / "events.jsonl") == ["a", "b"]
+    assert not (tmp_path / "old").exists()
+    writer.close()

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from trainer.files import STALE_SECONDS, open_regular, remove_leftovers, remove_stale_folders, sync_folder
+from trainer.files import (
+    STALE_SECONDS,
+    open_regular,
+    remove_folder,
+    remove_leftovers,
+    remove_stale_folders,
+    sync_folder,
+    unlink_from_copies,
+)
 
 
 def ended_pid() -> int:
@@ -80,3 +88,23 @@ def test_a_folder_can_be_made_durable_and_a_missing_one_is_an_error(tmp_path: Pa
     sync_folder(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "nowhere")
+
+
+def test_a_folder_behind_a_link_goes_with_the_link(tmp_path: Path):
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    remove_folder(tmp_path / "link")
+    assert os.listdir(tmp_path) == ["disk"]
+    assert not os.listdir(tmp_path / "disk")
+
+
+def test_a_file_with_other_names_becomes_one_of_its_own(tmp_path: Path):
+    file, backup = tmp_path / "events.jsonl", tmp_path / "backup"
+    file.write_text("old\n")
+    os.link(file, backup)
+    unlink_from_copies(file)
+    with file.open("a") as appended:
+        appended.write("new\n")
+    assert (file.read_text(), backup.read_text()) == ("old\nnew\n", "old\n")
+    unlink_from_copies(tmp_path / "none")
+    assert sorted(os.listdir(tmp_path)) == ["backup", "events.jsonl"]

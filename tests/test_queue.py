@@ -145,17 +145,6 @@ def test_a_waiter_that_dies_leaves_its_run_in_the_queue_for_others(runs_dir: Pat
     assert second.state().status == "queued"
 
 
-def test_a_run_given_by_a_path_waits_for_the_same_device(runs_dir: Path, waiter):
-    named = new(runs_dir)
-    odd = Run(named.path.rename(runs_dir / "my own name"))
-    holder = waiter(new(runs_dir))
-    assert holder.stdout.readline() == "claimed\n"
-    late = waiter(odd)
-    assert "queued" in late.stdout.readline()
-    holder.kill()
-    assert late.stdout.readline() == "claimed\n"
-
-
 def test_what_this_machine_cannot_place_is_refused_and_stops_nobody_else(runs_dir: Path):
     impossible, possible = new(runs_dir, devices="7"), new(runs_dir)
     answers = dict(turns(runs_dir))

@@ -13,10 +13,10 @@ import tyro
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
-from trainer.log import open_streams
+from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
-from trainer.runs import Run, RunError, list_runs, open_run
+from trainer.runs import RUN_ID, Run, RunError, list_runs, open_run
 
 COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
 
@@ -67,23 +67,37 @@ def _train_command(preset_name: str):
     ) -> int:
         """Train a network; prints the run directory first."""
         config = settings(main, optimisation, more)
-        if not run and "RANK" in os.environ:  # each rank of torchrun would make a run of its own
+        if not run and _is_torchrun_worker():  # each rank of torchrun would make a run of its own
             raise ConfigError({"run": "is missing: torchrun trains a run that exists, as in train --run runs/<id>"})
         if not run:
             place(config, list_gpus(), cpu_cores(), cpu_has_bf16())  # refused before there is a run
             return _train(Run.create(runs_dir, config, waits_here=True))
         if config != PRESETS["tutorial"]:
             raise ConfigError({"run": "a run has its own settings in its config.json; give no others beside --run"})
-        return _train(open_run(runs_dir, run))
+        return _train(_open_to_train(runs_dir, run))
 
     return train
+
+
+def _open_to_train(runs_dir: Path, reference: str) -> Run:
+    run = open_run(runs_dir, reference)
+    if not RUN_ID.fullmatch(run.id):
+        raise RunError(
+            f"{run.path} was renamed, and is in no list and no queue: give it back a name like 20260131-235959-ddp-0a1b"
+        )
+    return run
+
+
+def _is_torchrun_worker() -> bool:
+    """RANK alone may be left over from another program."""
+    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 
 
 def _train(run: Run) -> int:
     from trainer.log import tee_output
 
     run.config()  # refused here, with its words, rather than in a log
-    if "RANK" in os.environ:  # started by torchrun
+    if _is_torchrun_worker():
         from trainer.torchrun import join_group
 
         return _exit_code(join_group(run).status)
@@ -129,8 +143,8 @@ def resume(
     """Go on with a run from its last checkpoint."""
     from trainer.queue import locked, placement_now
 
-    opened = open_run(runs_dir, run)
-    if "RANK" in os.environ:
+    opened = _open_to_train(runs_dir, run)
+    if _is_torchrun_worker():
         raise ConfigError({"run": "torchrun goes on with an ended run as it begins one: train --run runs/<id>"})
     with locked(opened.path.parent):
         placement_now(opened.config())  # refused before anything is changed
@@ -180,7 +194,7 @@ def _print_table(rows: list[dict[str, str]]) -> None:
     titles = {key: key.replace("_", " ") for key in rows[0]}
     widths = {key: max(len(row[key]) for row in [titles, *rows]) for key in titles}
     for row in [titles, *rows]:
-        print("  ".join(row[key].ljust(widths[key]) for key in titles).rstrip())
+        print(printable("  ".join(row[key].ljust(widths[key]) for key in titles).rstrip()))
 
 
 def evaluate(
@@ -205,7 +219,7 @@ def evaluate(
         f"loss {result['loss']:.4f}"
     )
     for name, accuracy in result["per_class"].items():
-        print(f"  {name:<20} {'-' if accuracy is None else f'{accuracy:.2%}'}")
+        print(f"  {printable(name):<20} {'-' if accuracy is None else f'{accuracy:.2%}'}")
     return COMPLETED
 
 
@@ -236,7 +250,7 @@ def predict(
     else:
         for result in results:
             answer = result["error"] or f"{result['label']} ({result['probability']:.1%})"
-            print(f"{result['file']}: {answer}")
+            print(printable(f"{result['file']}: {answer}"))
     return FAILED if all(result["error"] for result in results) else COMPLETED
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.causes import with_advice
+from trainer.log import printable
 from trainer.pulse import Silence
 
 
@@ -12,8 +13,7 @@ class Blame(RuntimeError):
     """The reason of a failed run in one sentence, with its kind and the rank and the step where it happened."""
 
     def __init__(self, text: str, rank: int, step: int, cause: str):
-        # Whatever an error says is shown to people: no line breaks, no terminal codes.
-        super().__init__("".join(character if character.isprintable() else "?" for character in text))
+        super().__init__(printable(text))
         self.rank = rank
         self.step = step
         self.cause = cause

@@ -26,6 +26,7 @@ VERSION = 1
 MAX_LINE = 4 << 20  # bytes; our longest line, the `start` of ten thousand classes, has a quarter of that
 Event = dict[str, Any]
 
+REMOVAL = 0.1  # seconds for whoever removes the whole directory, which a file made anew would hinder
 LARGEST = 2**53  # beyond, a float and a browser no longer count
 
 
@@ -91,6 +92,7 @@ class LineWriter:
         if self._fd is None:
             self._fd = _open_for_appending(self.path)
         elif not self._is_in_place():  # an editor, a sync tool or rm put another file there, or none
+            time.sleep(REMOVAL)
             with suppress(OSError):  # the whole directory was moved: the file that moved with it is still right
                 descriptor = _open_for_appending(self.path)
                 os.close(self._fd)

@@ -18,7 +18,7 @@ RESERVE = ".reserve"
 CLOCK_SLACK = 2.0  # seconds between the clocks of a file system and of the kernel
 STALE_SECONDS = 60.0  # a run's directory is begun and finished within milliseconds
 # .<name of a file of ours>.<pid of the process that writes it>
-_TEMPORARY = re.compile(r"\.(?:process|.+\.(?:json|pt|sha256|safetensors))\.(\d+)")
+_TEMPORARY = re.compile(r"\.(?:process|.+\.(?:jsonl?|log|pt|sha256|safetensors))\.(\d+)")
 
 
 def open_regular(path: Path | str) -> BufferedReader:
@@ -101,6 +101,28 @@ def _is_at_work(pid: int, written: float) -> bool:
         return True
 
 
+def unlink_from_copies(path: Path) -> None:
+    """Before appending to a file that has other names, as in a backup of hard links: make it one of its own."""
+    with suppress(OSError):
+        if path.stat().st_nlink > 1:
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                shutil.copy2(path, temporary)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it; one that is a link to it as well. Raises OSError."""
+    if folder.is_symlink():
+        target = os.path.realpath(folder)
+        folder.unlink()
+        shutil.rmtree(target)
+    else:
+        shutil.rmtree(folder)
+
+
 def remove_stale_folders(runs_dir: Path) -> None:
     """Remove what a killed process left beside the runs: `.<id>`, begun and not finished, and `.deleted-<id>`."""
     with suppress(OSError):
@@ -109,4 +131,4 @@ def remove_stale_folders(runs_dir: Path) -> None:
                 with suppress(OSError):
                     age = time.time() - entry.stat(follow_symlinks=False).st_mtime
                     if entry.name.startswith(".deleted-") or age > STALE_SECONDS:
-                        shutil.rmtree(entry.path, ignore_errors=True)
+                        remove_folder(Path(entry.path))

@@ -122,13 +122,23 @@ def _prepare(run: Run, config: TrainConfig, events: EventWriter) -> Prepared:
     return prepared
 
 
-def pin(placement: Placement) -> None:
-    """Show this process and its ranks only their GPUs, in our order, and their share of the cores."""
+def pin(placement: Placement, is_joined: bool = False) -> None:
+    """Show this process and its ranks only their GPUs, in our order, and their share of the cores.
+
+    `is_joined`: torchrun started it, perhaps on several machines.
+    """
+    os.environ.pop("PYTHONINSPECT", None)  # a rank would wait for a person to type
     os.environ["OMP_NUM_THREADS"] = str(placement.threads)
     if placement.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in placement.gpus)
     if placement.backend == "gloo":  # else gloo looks up the host's name, which may lead nowhere
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        if is_joined:  # over several machines it may have to be another one
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":  # torch 2.14 crashes of it over our store
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
 
 
 def _own_failure(run: Run, error: BaseException) -> Blame:

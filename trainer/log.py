@@ -12,6 +12,11 @@ STDOUT, STDERR = 1, 2
 BACKLOG = 256  # pieces of output, of 64 KB at most, that wait for a terminal
 
 
+def printable(text: str) -> str:
+    """Without line breaks and terminal codes: what comes from a file or an error may hold anything."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def say(text: str, descriptor: int = STDOUT) -> None:
     """Print a line at once. A closed terminal or a full disk under the log must not end the run, as print() would."""
     with suppress(OSError):

@@ -138,7 +138,7 @@ def evaluate_run(run: Run, name: str = "best") -> dict[str, Any]:
 def export_run(run: Run, name: str, target: Path) -> None:
     """Write a checkpoint's weights as safetensors, with network, classes and normalisation in its header.
 
-    Raises CheckpointError for the checkpoint and OSError for the target.
+    Raises CheckpointError for the checkpoint and OSError, with its name, for the target.
     """
     from safetensors.torch import save
 
@@ -154,5 +154,7 @@ def export_run(run: Run, name: str, target: Path) -> None:
     try:
         temporary.write_bytes(save(weights, metadata=header))
         os.replace(temporary, target)
+    except OSError as error:
+        raise OSError(error.errno, f"{target} cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -126,14 +126,18 @@ def kill_children() -> None:
     send([member for member in tree(me) if member != me], signal.SIGKILL)
 
 
+def follow_parent(number: signal.Signals | None) -> None:
+    """Have the kernel send `number` to this process when its parent dies, on Linux; None: not any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, number or 0, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def leave_when_parent_dies(period: float = 1.0) -> None:
     """End this process when its parent is gone: at once on Linux, where the kernel
     sees to it whatever the process is doing; elsewhere within `period` seconds, also out of a blocking call."""
     started_by = multiprocessing.parent_process()
     parent = started_by.pid if started_by else os.getppid()
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    follow_parent(signal.SIGKILL)
 
     def watch() -> None:
         while os.getppid() == parent:

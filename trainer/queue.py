@@ -98,21 +98,17 @@ def runs_at_work(runs_dir: Path, leaving: Run | None = None) -> Iterator[tuple[R
         if leaving is not None and run.id == leaving.id:
             continue
         record = run.process() if run.has_claim else None
-        known = run.identity() if record else None
-        if record and known and alive(known):
+        if record and run.is_at_work(record):
             yield run, record.get("devices") or [_ANY]
 
 
 def turns(runs_dir: Path, extra: Run | None = None, leaving: Run | None = None) -> Iterator[tuple[Run, Turn]]:
     """The queue in its order. What waits keeps its devices from those behind it: nobody is overtaken for ever.
 
-    `extra` is a run that is not found by its name, as one given by a path; the devices of `leaving` count as free.
+    `extra` is one that is not there yet, behind all others; the devices of `leaving` count as free.
     """
     taken = {device: run for run, devices in runs_at_work(runs_dir, leaving) for device in devices}
-    queue = waiting_runs(runs_dir)
-    if extra is not None and all(run.id != extra.id for run in queue):
-        queue.append(extra)
-    for run in queue:
+    for run in [*waiting_runs(runs_dir), *([extra] if extra else [])]:
         try:
             placement = placement_now(run.config(), list(taken))
         except ConfigError as error:
@@ -163,7 +159,7 @@ def _try(run: Run) -> Placement | list[Run] | None:
             _cancel(run)
             say(f"{run.id} was taken out of the queue")
             return None
-        answer = next((turn for other, turn in turns(run.path.parent, run) if other.id == run.id), None)
+        answer = next((turn for other, turn in turns(run.path.parent) if other.id == run.id), None)
         if answer is None:  # its config.json is away, for a moment or for good
             return []
         if isinstance(answer, ConfigError):

@@ -1,14 +1,16 @@
 """What run directories say about processes: who waits, who was started, who trains. Imports no torch."""
 
+import fcntl
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainer.files import read_json
+from trainer.files import open_regular, read_json
 from trainer.processes import identity
 
 
@@ -61,6 +63,39 @@ def directory_key(path: Path) -> list[int] | None:
     except OSError:
         return None
     return [found.st_dev, found.st_ino]
+
+
+_held: list[int] = []  # files that stay open, and locked, for as long as this process lives
+
+
+def hold(path: Path) -> None:
+    """Lock the record of this process at work for as long as it lives, so that those who cannot see the process know
+    as well: from another container, or as another user where /proc is hidden. Without locks they go by the pid."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        _held.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _let_go() -> None:
+    """In a forked child: it is not the one at work."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def is_held(path: Path) -> bool:
+    """Whether the process whose record this is lives, wherever it may be."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def here(path: Path) -> dict[str, Any]:

@@ -28,9 +28,17 @@ from typing import Any
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.events import EventWriter
-from trainer.files import file_size, open_regular, remove_leftovers, remove_stale_folders, write_atomic
+from trainer.files import (
+    file_size,
+    open_regular,
+    remove_folder,
+    remove_leftovers,
+    remove_stale_folders,
+    unlink_from_copies,
+    write_atomic,
+)
 from trainer.processes import Identity, alive, recorded_identity
-from trainer.records import here, queue_record, read_rank, read_record, versions
+from trainer.records import here, hold, is_held, queue_record, read_rank, read_record, versions
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer", "iter_runs", "list_runs", "open_run"]
@@ -155,6 +163,11 @@ class Run:
         """Who trains, or trained, this run."""
         return recorded_identity(self.process())
 
+    def is_at_work(self, process: dict[str, Any] | None) -> bool:
+        """Whether `process`, as `process()` gave it, lives; it may be one that cannot be seen from here."""
+        known = recorded_identity(process)
+        return known is not None and (alive(known) or is_held(self.path / "process.json"))
+
     def rank_records(self) -> list[dict[str, Any]]:
         """What each rank wrote about itself, in the order of the ranks."""
         records = [read_rank(path) for path in self.ranks_path.glob("*.json")]
@@ -202,6 +215,8 @@ class Run:
         draft = self.path / f".process.{os.getpid()}"
         try:
             draft.write_text(json.dumps(record, indent=1), "utf-8")
+            if owner["pid"] is not None:
+                hold(draft)
             os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
         except FileExistsError:
             owner = self.process() or {}
@@ -228,6 +243,8 @@ class Run:
             raise _not_writable(error) from error
         shutil.rmtree(self.ranks_path, ignore_errors=True)
         remove_leftovers(self.path)
+        for name in ("events.jsonl", "system.jsonl", "train.log"):  # which are appended to
+            unlink_from_copies(self.path / name)
 
     def prepare_resume(self, epochs: int = 0, waits_here: bool = False) -> None:
         """Requeue an ended run, to train to `epochs` epochs in all (0: as many as it has).
@@ -258,7 +275,7 @@ class Run:
             raise RunError(f"{self.id} is running: stop it first")
         doomed = self.path.with_name(f".deleted-{self.id}")
         os.rename(self.path, doomed)  # at once out of every list, also if the removal is cut short
-        shutil.rmtree(doomed)
+        remove_folder(doomed)
 
     def state(self) -> RunState:
         """All facts, read now. Keep the RunState and `update()` it to read only what is new."""
@@ -305,6 +322,8 @@ def open_run(runs_dir: Path, reference: str) -> Run:
     path = runs_dir / reference if RUN_ID.fullmatch(reference) else Path(os.path.abspath(reference))
     if not reference or not os.path.isfile(path / "config.json"):  # Path.is_file raises for a name that is too long
         raise RunError(f"there is no run {reference!r} in {runs_dir}")
+    if not RUN_ID.fullmatch(path.name):  # a link to a run: its queue is where the run is
+        path = Path(os.path.realpath(path))
     return Run(path)
 
 

@@ -5,7 +5,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from trainer.events import Event, EventTail
-from trainer.processes import alive, recorded_identity
 
 if TYPE_CHECKING:
     from trainer.runs import Run
@@ -54,8 +53,7 @@ class RunState:
         """Read what is new, at most `limit` events. Returns them."""
         # Before the events: a process that ends in between leaves its `end` to be read.
         self.process = self.run.process() or {}
-        known = recorded_identity(self.process)
-        is_alive = known is not None and alive(known)
+        is_alive = self.run.is_at_work(self.process)
         generation = self._tail.generation
         found = self._tail.read(limit)
         if self._tail.generation != generation:

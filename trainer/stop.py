@@ -6,7 +6,7 @@ from contextlib import suppress
 from trainer import reserve
 from trainer.events import EventWriter
 from trainer.files import remove_leftovers
-from trainer.processes import STOP_GRACE, Identity, end_tree, recorded_identity
+from trainer.processes import STOP_GRACE, TERM_GRACE, Identity, end_tree, recorded_identity
 from trainer.queue import cancel
 from trainer.runs import Run, RunError, RunStatus
 
@@ -42,8 +42,22 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     return state.status
 
 
+def _wait_until_free(run: Run, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_busy := run.is_at_work(run.process()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return not is_busy
+
+
 def _end(run: Run, root: Identity | None, grace: float) -> None:
     left = end_tree(root, run.rank_identities(), grace)
     if left:
         raise RunError(f"{run.id} still has processes that cannot be ended: {', '.join(str(p[0]) for p in left)}")
+    if not _wait_until_free(run, grace + TERM_GRACE):  # a process that cannot be seen from here has it
+        raise RunError(
+            f"{run.id} is trained by process {root[0] if root else '?'} of another container or user, which cannot be "
+            "ended from here: it was asked to stop, and will once it sees that"
+        )
     remove_leftovers(run.path)

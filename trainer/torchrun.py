@@ -36,7 +36,7 @@ def join_group(run: Run) -> Outcome:
     if rank == 0:
         claim_at_once(run, placement)  # also when torchrun starts its workers again after one has failed
         say(str(run.path))
-    pin(placement)
+    pin(placement, is_joined=True)
     leave_when_parent_dies()  # torchrun's agent: its workers are sessions of their own
     record = RankRecord(run, rank, agent=identity(os.getppid()))
     events = EventWriter(run.events_path) if rank == 0 else None

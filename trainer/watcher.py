@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from trainer.processes import Identity, identity, is_suspended, send, tree
+from trainer.processes import Identity, follow_parent, identity, is_suspended, send, tree
 from trainer.pulse import Board, Silence, Watch
 from trainer.runs import Run
 from trainer.signals import StopOnSignal
@@ -38,6 +38,7 @@ def watched(run: Run, board: Board, limit: float, tell: Callable[[Silence], obje
 
 
 def _watch(run: Run, watch: Watch, whom: Identity, tell: Callable[[Silence], object]) -> None:
+    follow_parent(signal.SIGKILL)  # also if somebody has frozen this process
     for number in StopOnSignal.NUMBERS:
         signal.signal(number, signal.SIG_IGN)  # they are meant for the one that trains
     while os.getppid() == whom[0]:
@@ -46,6 +47,7 @@ def _watch(run: Run, watch: Watch, whom: Identity, tell: Callable[[Silence], obj
             watch.forgive()
         silence = watch.look()
         if silence or not run.is_there:
+            follow_parent(None)  # it ends first, and then there is something to tell
             send([process for process in tree(whom) if process[0] != os.getpid()], signal.SIGKILL)
             if silence:
                 tell(silence)

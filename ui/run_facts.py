@@ -4,10 +4,8 @@ import re
 import time
 from typing import Any
 
-import psutil
-
 from trainer.config import TrainConfig
-from trainer.processes import alive, recorded_identity
+from trainer.processes import is_suspended, recorded_identity
 from trainer.runs import Run, RunStatus
 from ui.curves import History
 from ui.waiting import Waiting, in_words
@@ -58,13 +56,7 @@ def _held_up(run: Run, status: RunStatus) -> str:
     if not status.living and status != RunStatus.QUEUED:
         return ""
     known = recorded_identity(run.process() or run.launch())
-    if known is None or not alive(known):
-        return ""
-    try:
-        is_suspended = psutil.Process(known[0]).status() == psutil.STATUS_STOPPED
-    except psutil.Error:  # it has just ended
-        return ""
-    if not is_suspended:
+    if known is None or not is_suspended(known):
         return ""
     return f"Suspended: its process was stopped by a signal (as by Ctrl-Z); fg or kill -CONT {known[0]} lets it go on."
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import TrainConfig
-from trainer.processes import alive
 from trainer.queue import turns, waiting_runs
 from trainer.runs import Run, iter_runs
 
@@ -91,8 +90,7 @@ class Board:
                 written = (run.path / "process.json").stat().st_mtime_ns
             except OSError:  # not claimed
                 continue
-            known = None if self._gone.get(run.id) == written else run.identity()
-            if known is not None and alive(known):
+            if self._gone.get(run.id) != written and run.is_at_work(run.process()):
                 found.append(run)
             else:
                 gone[run.id] = written

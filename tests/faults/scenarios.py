@@ -17,6 +17,7 @@ SCENARIOS = (
     "requests",
     "environment",
     "limits",
+    "strangers",
     "network",
     "equality",
     "gpus",
