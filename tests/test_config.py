@@ -159,7 +159,7 @@ def test_the_command_line_gives_back_the_same_settings(config: TrainConfig, monk
     monkeypatch.setattr(command_line, "list_gpus", lambda: gpus)
     monkeypatch.setattr(command_line, "_train", lambda run: created.append(run.config()))
     command_line.main(["train", *to_argv(config)])
-    assert created == [config]
+    assert created == [config.anchored()]
 
 
 @pytest.mark.parametrize("name", PRESETS)

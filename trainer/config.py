@@ -5,6 +5,7 @@ of the trainer, all under the same name. This module imports no torch: the page 
 """
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -217,6 +218,12 @@ class TrainConfig(BaseModel):
         if not isinstance(values, dict):
             raise ConfigError({"config": "is not a JSON object"})
         return cls.parse(values)
+
+    def anchored(self) -> "TrainConfig":
+        """With a data path that means the same in every working directory. Raises ConfigError if that is too long."""
+        if self.dataset == "shapes" or self.data_dir.startswith("~"):
+            return self
+        return self.changed(data_dir=os.path.abspath(self.data_dir))
 
     def changed(self, **values: Any) -> "TrainConfig":
         """A copy with some fields replaced, checked again. Raises ConfigError."""

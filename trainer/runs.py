@@ -45,7 +45,6 @@ __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer",
 
 CHECKPOINTS = ("last", "previous", "best")  # in the order in which a resumed run tries them
 MAX_CONFIG = 1 << 20  # bytes; what is longer is no config.json
-PART = 20_000  # events read at once, so that a long run is never in memory as a whole
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
 
 
@@ -94,8 +93,7 @@ class Run:
 
         Its pictures are found again from any working directory. Raises RunError if the directory cannot be written.
         """
-        if config.dataset != "shapes" and not config.data_dir.startswith("~"):
-            config = config.changed(data_dir=os.path.abspath(config.data_dir))
+        config = config.anchored()
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             remove_stale_folders(runs_dir)
@@ -278,11 +276,8 @@ class Run:
         remove_folder(doomed)
 
     def state(self) -> RunState:
-        """All facts, read now. Keep the RunState and `update()` it to read only what is new."""
-        state = RunState(self)
-        while len(state.update(PART)) == PART:
-            pass
-        return state
+        """All facts, read now. Keep the RunState to read only what is new the next time."""
+        return RunState(self).read_all()
 
 
 def _not_writable(error: OSError) -> RunError:

@@ -27,6 +27,7 @@ class RunStatus(StrEnum):
         return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
 
 
+PART = 20_000  # events
 _FINAL = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.DIVERGED)  # what an `end` event may say
 
 
@@ -66,6 +67,12 @@ class RunState:
             self._fold(position, event)
         self.status = self._derive(is_alive)
         return [event for _, event in found]
+
+    def read_all(self) -> "RunState":
+        """Read all that is new, in parts, so that a long run is never in memory as a whole. Returns itself."""
+        while len(self.update(PART)) == PART:
+            pass
+        return self
 
     def _fold(self, position: int, event: Event) -> None:
         match event["kind"]:

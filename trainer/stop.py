@@ -22,7 +22,7 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     if state.status == RunStatus.QUEUED and cancel(run):
         _end(run, waiter, grace)  # the trainer that waited for its turn sees that it was in vain
         return RunStatus.STOPPED
-    state.update()
+    state.read_all()
     if not state.status.living:
         _end(run, run.identity(), grace)
         return state.status
@@ -30,7 +30,7 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
     with suppress(OSError):  # a directory that cannot be written: then without asking
         run.ask_to_stop()
     _end(run, run.identity(), grace)
-    state.update()
+    state.read_all()
     if state.status == RunStatus.INTERRUPTED:  # killed before it could say so; nobody else writes any more
         how = f"killed after {grace:g} s" if time.monotonic() - asked >= grace else "its processes ended"
         error = f"{how} without an answer; the last checkpoint is kept"
@@ -38,7 +38,7 @@ def stop_run(run: Run, grace: float = STOP_GRACE) -> RunStatus:
         facts = {"error": error, "rank": None, "step": run.last_step(), "cause": None}
         reserve.write_end(run.path, writer, status="stopped", **facts)
         writer.close()
-        state.update()
+        state.read_all()
     return state.status
 
 

@@ -5,24 +5,25 @@ point that was drawn is never moved; a longer run only merges bins. A reader hol
 """
 
 import math
+import os
 import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainer.events import Event, EventTail
+from trainer.events import Event
+from trainer.files import file_size
 from trainer.runs import RUN_ID, Run, RunError, RunState
+from trainer.status import PART
 from ui.thinning import SMOOTHING, Evaluation, Point, Row, Smoother, Thinned
 from ui.waiting import Board
 
 POINT_BINS = 1024  # at most two points each, and a third where the loss was not finite
 TEST_BINS = 256
-PART = 20_000  # events
 RECENT = 2000  # points held unthinned, for the readers that are nearly up to date
 KEPT_RUNS = 64
 
@@ -36,21 +37,6 @@ class Cursor:
     tests: int = 0
 
 
-class _Parts(EventTail):
-    """Reads a long file in parts, so that a million events are never in memory together."""
-
-    def _events(self, file):
-        return islice(super()._events(file), PART)
-
-
-class _State(RunState):
-    """One `update` reads one part."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tail = _Parts(self.run.events_path)
-
-
 class History:
     """One run's facts and curves, kept up to date by `update`. Not thread-safe; `Curves` holds the lock."""
 
@@ -60,7 +46,7 @@ class History:
         self._restart()
 
     def _restart(self) -> None:
-        self.state: RunState = _State(self.run)
+        self.state = RunState(self.run)
         self._segment = 0  # how many of `_starts` were met
         self.version = secrets.token_hex(4)  # a reader with another one starts anew
         self.num_points = self.num_tests = 0
@@ -79,8 +65,7 @@ class History:
 
     def update(self) -> None:
         """Read what is new. Starts anew if the file was cut or a resumed run took steps back."""
-        path = self.run.events_path
-        size = path.stat().st_size if path.exists() else 0
+        size = file_size(self.run.events_path)
         if size < self._size:
             self._starts.clear()
             self._restart()
@@ -91,7 +76,7 @@ class History:
     def _read(self) -> bool:
         """Fold the new events; those that a later `start` takes back are left out. False if one was folded already."""
         holds = True
-        while events := self.state.update():
+        while events := self.state.update(PART):
             for event in events:
                 step = _whole(event.get("step"))
                 if event["kind"] == "start":
@@ -212,7 +197,7 @@ class Curves:
             raise RunError(f"{run_id!r} is not the id of a run")
         run = Run(self.runs_dir / run_id)
         with self._lock:
-            if not (run.path / "config.json").is_file():
+            if not os.path.isfile(run.path / "config.json"):
                 self._histories.pop(run_id, None)
                 raise RunError(f"there is no run {run_id} in {self.runs_dir}")
             lock, history = self._histories.setdefault(run_id, (threading.Lock(), History(run)))

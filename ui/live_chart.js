@@ -4,7 +4,6 @@
 
 const PERIOD = 1000; // ms
 const LONGEST_PERIOD = 8000;
-const PATIENCE = 30000; // ms until an answer counts as lost; a million points are read in less
 const BINS = { run: 1024, compare: 256 };
 const TEACHING = {
   run: ['Nothing has been trained yet', 'Choose a preset and press Start: the loss appears here while the network learns.'],
@@ -38,7 +37,7 @@ function follow(mode) {
     const states = ids.map((id) => cursors.get(id)?.state);
     const [title, text] = !ids.length ? TEACHING[mode]
       : states.every((state) => state === 'queued') ? ['Waiting in the queue', cursors.get(ids[0]).waits ?? '']
-      : states.every((state) => state === 'missing') ? ['This run is not there any more', 'It was deleted. Choose another one.']
+      : states.every((state) => state === 'missing') ? ['This run is not there any more', 'It was deleted, or cannot be read any more. Choose another one.']
       : states.some((state) => LIVING.includes(state)) ? ['Waiting for the first step', 'The curves begin as soon as the network has learnt from its first pictures.']
       : states.includes(undefined) ? ['Loading', ''] : ['No point was logged', 'The run ended before its first step.'];
     empty.hidden = hasPoints;
@@ -46,11 +45,6 @@ function follow(mode) {
     if (!hasPoints && empty.textContent !== title + text) empty.replaceChildren(node('strong', title), node('span', text));
     const what = isComparison ? 'training loss and test accuracy of the chosen runs' : 'training loss, test loss and test accuracy';
     div.setAttribute('aria-label', `Chart of ${what} by ${chart.view.x}${hasPoints ? '' : ': no points yet'}`);
-  }
-
-  function within(promise) {
-    const late = new Promise((_, fail) => setTimeout(fail, PATIENCE, new Error('no answer')));
-    return Promise.race([promise, late]);
   }
 
   function note(reply) {
@@ -73,7 +67,7 @@ function follow(mode) {
       const tooMany = chart.count(run) > 6 * BINS[mode]; // the server thins the whole history again
       return { run, version: tooMany ? '' : version, points, tests, seen };
     });
-    const answer = await within(server.points({ runs: request, bins: BINS[mode] }));
+    const answer = await within(server.points({ runs: request, bins: BINS[mode] }), () => lost(SLOW));
     if (!Array.isArray(answer?.runs)) throw new Error('no answer'); // what fails on the server arrives as undefined
     const replies = answer.runs.filter((reply) => cursors.has(reply.run) && wanted().includes(reply.run));
     await chart.take(replies);
@@ -84,16 +78,16 @@ function follow(mode) {
     say(wanted());
     if (!isComparison && answer.board !== board) trigger('runschange', {});
     board = answer.board;
-    if (log?.isOpen && ids.length) log.show((await within(server.log({ run: ids[0] })))?.text ?? '');
+    if (log?.isOpen && ids.length) log.show((await within(server.log({ run: ids[0] }), () => lost(SLOW)))?.text ?? '');
   }
 
   function pause() {
     return Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD);
   }
 
-  function lost(isLost) {
-    head?.lost(isLost);
-    put(root.querySelector('.compare-note'), isLost ? 'Connection lost, retrying' : '');
+  function lost(words) {
+    head?.lost(words);
+    put(root.querySelector('.compare-note'), words);
   }
 
   async function tick() {
@@ -106,11 +100,11 @@ function follow(mode) {
       if (document.visibilityState === 'visible' && div.offsetParent !== null) {
         await poll();
         failures = 0;
-        lost(false);
+        lost('');
       }
     } catch (error) {
       failures += 1;
-      lost(true);
+      lost(LOST);
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : pause());

@@ -73,7 +73,7 @@ def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: C
             reply = answer(curves, request if isinstance(request, dict) else {})
         except Exception:
             log.exception("a request of the chart could not be answered")
-            reply = {"runs": []}
+            reply = {}  # which the page takes for no answer
         return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
 
     server_function.__name__ = answer.__name__.lstrip("_")

@@ -1,5 +1,6 @@
 """Runs that can answer, their networks kept loaded, and test pictures to ask them about. torch only when asked."""
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Predictors:
         from trainer.predict import load_predictor
 
         wished: Literal["best", "last"] = "last" if checkpoint == "last" else "best"
-        if wished == "best" and not run.checkpoint_path("best").exists():
+        if wished == "best" and not os.path.lexists(run.checkpoint_path("best")):
             wished = "last"
         with self._lock:
             _one_thread()

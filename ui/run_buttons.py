@@ -93,7 +93,7 @@ class RunButtons:
     def press_start(self, live: Any, config: TrainConfig) -> Any:
         """The new value of `live`. Raises ConfigError or RunError."""
         shown = self._state(live)
-        if shown and time.time() - shown.run.queued_at < DOUBLE_CLICK and config_of(shown.run) == config:
+        if shown and _is_second_click(shown, config):
             return live
         return {"run": self.supervisor.start(config).id}
 
@@ -134,6 +134,13 @@ class RunButtons:
 
 def _id(live: Any) -> Any:
     return live.get("run") if isinstance(live, dict) else None
+
+
+def _is_second_click(shown: RunState, config: TrainConfig) -> bool:
+    """Whether what Start would start has just been started and has not ended; a clock may have been set back."""
+    has_ended = not shown.status.living and shown.status != RunStatus.QUEUED
+    age = time.time() - shown.run.queued_at
+    return not has_ended and 0 <= age < DOUBLE_CLICK and config_of(shown.run) == config.anchored()
 
 
 def _can_resume(state: RunState) -> bool:

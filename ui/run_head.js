@@ -18,15 +18,27 @@ function node(tag, text, attributes = {}) {
   return made;
 }
 
+const LOST = 'Connection lost, retrying';
+const SLOW = 'No answer yet, waiting';
+const SLOW_AFTER = 3000; // ms
+const PATIENCE = 30000; // ms until an answer counts as lost; a million points are read in less
+
+function within(promise, slow) {
+  let late;
+  const warning = setTimeout(slow, SLOW_AFTER);
+  const lost = new Promise((_, fail) => { late = setTimeout(fail, PATIENCE, new Error('no answer')); });
+  return Promise.race([promise, lost]).finally(() => [warning, late].forEach(clearTimeout));
+}
+
 function createHead(root) {
   const find = (name) => root.querySelector(`.run-${name}`);
   const bar = find('bar');
   let state = '';
-  let isLost = false;
+  let words = ''; // instead of the state, which may have changed meanwhile
 
   function word() {
-    find('state').dataset.state = isLost ? 'lost' : state;
-    put(find('word'), isLost ? 'Connection lost, retrying' : STATE_WORDS[state] ?? 'No run');
+    find('state').dataset.state = words ? 'lost' : state;
+    put(find('word'), words || (STATE_WORDS[state] ?? 'No run'));
   }
 
   function numbers(facts) {
@@ -70,7 +82,7 @@ function createHead(root) {
   }
 
   function lost(value) {
-    isLost = value;
+    words = value;
     word();
   }
 

@@ -63,6 +63,7 @@ function showRow(made, row, skew) {
 function createTable() {
   const root = element.querySelector('.runs-body');
   const body = root.querySelector('tbody');
+  const note = root.querySelector('.runs-note');
   const known = new Map(); // id -> {row, line, cells, box, state}
   let selected = new Set();
   let cursor = { version: 0, server: '' };
@@ -115,7 +116,7 @@ function createTable() {
     for (const made of known.values()) showRow(made, made.row, skew);
     root.querySelector('table').hidden = !known.size;
     root.querySelector('.runs-empty').hidden = known.size > 0;
-    put(root.querySelector('.runs-note'), answer.more ? `The ${known.size} newest runs; ${answer.more} older ones are not listed.` : '');
+    put(note, answer.more ? `The ${known.size} newest runs; ${answer.more} older ones are not listed.` : '');
     isToldAgain ? tell() : mark();
   }
 
@@ -127,14 +128,14 @@ function createTable() {
     again = false;
     try {
       if (document.visibilityState === 'visible' && root.offsetParent !== null) {
-        const answer = await server.rows(cursor);
+        const answer = await within(server.rows(cursor), () => put(note, SLOW));
         if (!Array.isArray(answer?.rows)) throw new Error('no answer'); // what fails on the server arrives as undefined
         take(answer);
         failures = 0;
       }
     } catch (error) {
       failures += 1;
-      put(root.querySelector('.runs-note'), 'Connection lost, retrying');
+      put(note, LOST);
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 8000));

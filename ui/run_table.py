@@ -104,7 +104,7 @@ class RunRows:
             about = f"{config.model} on {config.dataset}, batch {config.batch_size:,}, lr {config.lr:g}"
         except ValueError as error:  # it may be at work all the same
             about = f"its settings cannot be read: {error}"[:300]
-        state.update()
+        state.read_all()
         waiting = self._board.place(run) if state.status == RunStatus.QUEUED else None
         newest = max((state.end, state.evaluation, state.step), key=lambda event: event.get("time", 0))
         started = state.process.get("started")

@@ -6,6 +6,7 @@ they are.
 """
 
 import contextlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Supervisor:
         """The run of an id, which may come from anywhere. Raises RunError."""
         if isinstance(run_id, str) and RUN_ID.fullmatch(run_id):
             run = Run(self.runs_dir / run_id)
-            if (run.path / "config.json").is_file():
+            if os.path.isfile(run.path / "config.json"):
                 return run
         raise RunError(f"there is no run {str(run_id)[:64]!r} here")
 
@@ -52,8 +53,7 @@ class Supervisor:
             self._states.move_to_end(run.id)
             while len(self._states) > KEPT_STATES:
                 self._states.popitem(last=False)
-            state.update()
-            return state
+            return state.read_all()
 
     def living(self) -> list[Run]:
         """The runs with a process at work, newest first, whoever started them."""

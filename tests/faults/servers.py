@@ -10,7 +10,7 @@ from tests.conftest import ROOT, await_true
 from tests.faults import expect
 from tests.faults.catalogue import fault
 from tests.faults.queueing import QUICK, TURN, begun, is_over, one_at_a_time
-from tests.faults.stage import SABOTAGE, Stage, in_background
+from tests.faults.stage import SABOTAGE, Stage, events, in_background
 from tests.page import serve
 from trainer.runs import Run, iter_runs
 
@@ -115,3 +115,35 @@ def caller_goes_away(stage: Stage) -> str:
     await_true(lambda: is_over(run), 90, "the end of the run")
     assert run.state().status == "completed", run.state().status
     return "completed"
+
+
+@fault(
+    "20 pairs of Start and Stop in a row, each Stop at another moment; then 4 Starts at once",
+    "one terminal state each, nothing left, nothing begun twice, never two at work",
+)
+def start_stop_pairs(stage: Stage) -> str:
+    server = stage.serve()
+    client = Client(server.url, verbose=False)
+    settings = {**API, "epochs": 1000, "max_steps": 0}
+    for number in range(20):
+        name = client.predict(settings, api_name="/start")["run"]
+        time.sleep(number * 0.3)
+        client.predict(name, api_name="/stop")
+        run = Run(server.runs_dir / name)
+        await_true(lambda run=run: is_over(run), 12, f"the end of run {number}")
+    names: list[str] = []
+    callers = [in_background(lambda: names.append(queue_by_api(server.url, 1)[0])) for _ in range(4)]
+    for caller in callers:
+        caller.join(60)
+    assert len(set(names)) == 4, names
+    runs = list(iter_runs(server.runs_dir))
+    await_true(lambda: all(map(is_over, runs)), 240, "the end of all")
+    ends = {run.id: len(events(run, "end")) for run in runs}
+    assert set(ends.values()) == {1}, ends
+    statuses = [str(run.state().status) for run in runs]
+    assert (statuses.count("stopped"), statuses.count("completed")) == (20, 4), statuses
+    one_at_a_time([run for run in runs if run.id in names])
+    left = stage.left()
+    assert not left, stage.describe(left)
+    steps = [run.last_step() for run in runs if run.id not in names]
+    return f"20 stopped between step {min(steps)} and {max(steps)}, 4 completed one after the other"
