@@ -1,5 +1,6 @@
 """The Train tab in a browser: what a person sees, types and gets."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +103,22 @@ def test_typing_keeps_the_focus_while_the_page_answers(page: Page, server: Serve
     expect(page.locator("#field-epochs.wrong")).to_have_count(0)
     expect(field(page, "epochs")).to_be_focused()
     expect(field(page, "epochs")).to_have_value("25")
+
+
+def test_a_number_that_is_half_typed_is_no_empty_field_until_it_is_left(page: Page, server: Server):
+    visit(page, server.url)
+    page.locator("#shell button").first.click()
+    field(page, "lr").fill("")
+    expect(page.locator("#field-lr.wrong")).to_contain_text("Is empty.")
+    field(page, "lr").press_sequentially("2.5e", delay=50)
+    expect(page.locator("#field-lr.wrong")).to_have_count(0)
+    field(page, "lr").press_sequentially("-2", delay=50)
+    expect(page.locator("#command textarea")).to_have_value(re.compile("--lr 0.025"))
+    expect(page.locator("#field-lr.wrong")).to_have_count(0)
+    field(page, "lr").fill("2")
+    field(page, "lr").press_sequentially("e", delay=50)
+    field(page, "lr").blur()
+    expect(page.locator("#field-lr.wrong")).to_contain_text("Is empty.")
 
 
 def test_settings_survive_a_reload_wrong_ones_too(page: Page, server: Server):

@@ -217,6 +217,20 @@ def test_there_is_no_latest_where_there_is_no_run(runs_dir: Path):
     assert list_runs(runs_dir) == []
 
 
+def test_a_directory_of_runs_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for ask in (list_runs, lambda runs_dir: open_run(runs_dir, "latest")):
+        with pytest.raises(RunError, match=r"file cannot be read: Not a directory"):
+            ask(tmp_path / "file")
+
+
+def test_runs_of_one_second_stand_in_the_order_in_which_they_were_made(runs_dir: Path):
+    modes = ["single", "ddp", "dp"] * 10
+    made = [Run.create(runs_dir, TrainConfig(parallel=mode, batch_size=6)) for mode in modes]
+    assert list(iter_runs(runs_dir)) == made[::-1]
+    assert open_run(runs_dir, "latest") == made[-1]
+
+
 def test_strangers_in_the_folder_are_left_alone(run: Run):
     folder = run.path.parent
     (folder / "notes.txt").write_text("mine")

@@ -100,6 +100,13 @@ def test_a_run_with_settings_of_another_version_does_not_hide_the_others(runs_di
     assert good["about"].startswith("tutorial on ")
 
 
+def test_a_runs_directory_that_cannot_be_read_is_not_shown_as_an_empty_one(tmp_path):
+    (tmp_path / "file").write_text("")
+    reply = RunRows(Board(tmp_path / "file")).since({})
+    assert reply == {"trouble": f"The runs in {tmp_path / 'file'} cannot be read: Not a directory"}
+    assert RunRows(Board(tmp_path / "nothing yet")).since({})["rows"] == []
+
+
 def test_no_more_than_the_newest_are_listed_and_the_rest_is_counted(runs_dir, monkeypatch):
     monkeypatch.setattr("ui.run_table.LISTED", 2)
     for _ in range(3):

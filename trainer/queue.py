@@ -17,7 +17,7 @@ from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.log import say
 from trainer.placement import Placement, place
 from trainer.processes import alive, is_suspended, recorded_identity
-from trainer.runs import Run, RunError, RunStatus, iter_runs
+from trainer.runs import Run, RunError, RunStatus, age_order, iter_runs
 
 POLL = 0.5  # seconds between two looks at the queue
 LOCK_PATIENCE = 5.0  # seconds; it is held for milliseconds, unless its holder was suspended
@@ -73,7 +73,8 @@ def devices_of(placement: Placement) -> tuple[str, ...]:
 def waiting_runs(runs_dir: Path) -> list[Run]:
     """The queue: runs that nobody has claimed, first come first; a trainer that is starting keeps its turn."""
     unclaimed = [run for run in iter_runs(runs_dir) if not run.has_claim]
-    return sorted((run for run in unclaimed if _waits(run)), key=lambda run: (not _starts(run), run.queued_at, run.id))
+    waiting = [run for run in unclaimed if _waits(run)]
+    return sorted(waiting, key=lambda run: (not _starts(run), run.queued_at, age_order(run)))
 
 
 def _waits(run: Run) -> bool:

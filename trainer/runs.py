@@ -17,7 +17,6 @@ process.json is queued: `trainer.queue` says when it may be claimed.
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -98,11 +97,13 @@ class Run:
             runs_dir.mkdir(parents=True, exist_ok=True)
             remove_stale_folders(runs_dir)
             while True:
-                stamp = time.strftime("%Y%m%d-%H%M%S")
-                run = cls(runs_dir / f"{stamp}-{config.parallel}-{secrets.token_hex(2)}")
+                run = cls(runs_dir / _new_id(config.parallel))
                 # Prepared under another name: no reader ever meets a run without its config.
                 draft = runs_dir / f".{run.id}"
-                draft.mkdir()
+                try:
+                    draft.mkdir()
+                except FileExistsError:  # somebody makes one at this very moment
+                    continue
                 (draft / "config.json").write_text(config.model_dump_json(indent=1), "utf-8")
                 (draft / "launch.json").write_text(json.dumps(queue_record(draft, waits_here)), "utf-8")
                 if not os.path.lexists(run.path):
@@ -291,25 +292,50 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
+def _new_id(mode: str) -> str:
+    """The second it is made, the mode, and the part of that second in 65536ths: 20261231-235959-ddp-8000."""
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{stamp}-{mode}-{int(now % 1 * 0x10000):04x}"
+
+
+def age_order(run: Run) -> str:
+    """What runs are sorted by, oldest first."""
+    return run.id[:15] + run.id[-4:]
+
+
 def iter_runs(runs_dir: Path) -> Iterator[Run]:
-    """All runs of a directory, newest first. Strangers in it are left alone."""
+    """All runs of a directory, newest first; none if it cannot be read. Strangers in it are left alone."""
     try:
-        names = sorted((entry.name for entry in os.scandir(runs_dir)), reverse=True)
+        found = [Run(runs_dir / name) for name in os.listdir(runs_dir) if RUN_ID.fullmatch(name)]
     except OSError:
         return
-    for name in names:
-        if RUN_ID.fullmatch(name) and os.path.exists(runs_dir / name / "config.json"):
-            yield Run(runs_dir / name)
+    for run in sorted(found, key=age_order, reverse=True):
+        if os.path.exists(run.path / "config.json"):
+            yield run
+
+
+def check_readable(runs_dir: Path) -> None:
+    """Raises RunError if the directory is there and its runs cannot be listed."""
+    try:
+        with os.scandir(runs_dir):
+            pass
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RunError(f"the runs in {runs_dir} cannot be read: {error.strerror}") from error
 
 
 def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
-    """The rows of `python -m trainer list`, newest first."""
+    """The rows of `python -m trainer list`, newest first. Raises RunError if the directory cannot be read."""
+    check_readable(runs_dir)
     return [run.state().summary() for run in iter_runs(runs_dir)]
 
 
 def open_run(runs_dir: Path, reference: str) -> Run:
     """The run that an id, a path or `latest` names. Raises RunError."""
     if reference == "latest":
+        check_readable(runs_dir)
         newest = next(iter_runs(runs_dir), None)
         if newest is None:
             raise RunError(f"there is no run in {runs_dir} yet")

@@ -15,12 +15,14 @@ from ui.curves import Curves
 from ui.first_visit import FirstVisit
 from ui.form import Form
 from ui.live_chart import ALLOWED_PATHS, CSS, HEAD, LiveRun
+from ui.page_version import script, version_of
 from ui.predict_tab import build_predict_tab
 from ui.runs_tab import Hook, build_runs_tab
 from ui.supervisor import Supervisor
 from ui.train_tab import TrainTab
 
 _FONTS = ["ui-sans-serif", "system-ui", "sans-serif"]
+_HALF_TYPED = f"<script>{Path(__file__).with_name('half_typed.js').read_text('utf-8')}</script>"
 _HEADER = "<h1>Parallel Trainer</h1><p>Train an image classifier on one device or many, and watch it learn.</p>"
 
 
@@ -52,7 +54,7 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
     return page
 
 
-def launch_options() -> dict[str, Any]:
+def launch_options(page: gr.Blocks) -> dict[str, Any]:
     """How this page is served, whoever launches it: looks, privacy, limits."""
     return {
         "theme": gr.themes.Default(
@@ -60,7 +62,7 @@ def launch_options() -> dict[str, Any]:
         ),
         "css": CSS,
         "css_paths": [Path(__file__).with_name(name) for name in ("page.css", "runs.css", "predict.css")],
-        "head": HEAD,
+        "head": HEAD + script(version_of(page)) + _HALF_TYPED,
         "allowed_paths": ALLOWED_PATHS,
         "footer_links": ["api", "settings"],
         "run_history": False,

@@ -37,7 +37,7 @@ function follow(mode) {
     const states = ids.map((id) => cursors.get(id)?.state);
     const [title, text] = !ids.length ? TEACHING[mode]
       : states.every((state) => state === 'queued') ? ['Waiting in the queue', cursors.get(ids[0]).waits ?? '']
-      : states.every((state) => state === 'missing') ? ['This run is not there any more', 'It was deleted, or cannot be read any more. Choose another one.']
+      : states.every((state) => state === 'missing') ? ['This run is not here', 'It was deleted or moved, or cannot be read. Choose another one.']
       : states.some((state) => LIVING.includes(state)) ? ['Waiting for the first step', 'The curves begin as soon as the network has learnt from its first pictures.']
       : states.includes(undefined) ? ['Loading', ''] : ['No point was logged', 'The run ended before its first step.'];
     empty.hidden = hasPoints;
@@ -50,7 +50,7 @@ function follow(mode) {
   function note(reply) {
     const cursor = cursors.get(reply.run);
     const { version, points, tests, seen = cursor.seen, state, progress: waits = cursor.waits } = reply;
-    cursors.set(reply.run, { version, points, tests, seen, state, waits });
+    cursors.set(reply.run, { version, points, tests, seen: state === 'missing' ? undefined : seen, state, waits });
     if (state !== cursor.state) trigger('statechange', { run: reply.run, state });
   }
 

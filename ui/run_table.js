@@ -129,13 +129,14 @@ function createTable() {
     try {
       if (document.visibilityState === 'visible' && root.offsetParent !== null) {
         const answer = await within(server.rows(cursor), () => put(note, SLOW));
+        if (answer?.trouble) throw new Error(answer.trouble, { cause: 'server' });
         if (!Array.isArray(answer?.rows)) throw new Error('no answer'); // what fails on the server arrives as undefined
         take(answer);
         failures = 0;
       }
     } catch (error) {
       failures += 1;
-      put(note, LOST);
+      put(note, error.cause === 'server' ? error.message : LOST);
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 8000));

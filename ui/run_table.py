@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 from fastapi.responses import Response
 
-from trainer.runs import Run, RunState, RunStatus, iter_runs
+from trainer.runs import Run, RunError, RunState, RunStatus, check_readable, iter_runs
 from ui.run_facts import devices
 from ui.waiting import Board, ordinal
 
@@ -66,7 +66,14 @@ class RunRows:
         self._server = secrets.token_hex(4)  # another server counts versions anew
 
     def since(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{version, server} -> {version, server, now, more, rows: changed ones, order: all ids if that changed}."""
+        """{version, server} -> {version, server, now, more, rows: changed ones, order: all ids if that changed}.
+
+        Of a directory that cannot be read {trouble: why}.
+        """
+        try:
+            check_readable(self.runs_dir)
+        except RunError as error:
+            return {"trouble": f"{error}"[:1].upper() + f"{error}"[1:]}
         seen = request.get("version") if request.get("server") == self._server else 0
         seen = seen if type(seen) is int else 0
         with self._lock:

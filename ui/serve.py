@@ -7,10 +7,13 @@ import sys
 import threading
 from pathlib import Path
 
+from starlette.middleware import Middleware
+
 from trainer.runs import Run
 from ui import guard
 from ui.layout import build_app, launch_options
 from ui.meaning import python, runs_flag
+from ui.page_version import SameVersion, version_of
 from ui.supervisor import Supervisor
 
 PORTS = range(7860, 7960)
@@ -43,8 +46,8 @@ def serve(
             server_port=chosen,
             prevent_thread_lock=True,
             auth=guard.Login(users) if users else None,
-            app_kwargs={"middleware": guard.middleware(host)},
-            **launch_options(),
+            app_kwargs={"middleware": [*guard.middleware(host), Middleware(SameVersion, version=version_of(page))]},
+            **launch_options(page),
         )
     except OSError as error:
         raise ServeError(f"the server cannot listen on {host}, port {chosen}: {error}") from None

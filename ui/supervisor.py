@@ -17,7 +17,7 @@ from trainer.background import TRAINER, start_waiting
 from trainer.config import TrainConfig
 from trainer.placement import Placement
 from trainer.queue import cancel, locked, placement_now, runs_at_work, waiting_runs
-from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus
+from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus, age_order
 
 LONGEST_QUEUE = 100  # runs
 KEPT_STATES = 64  # runs
@@ -59,7 +59,7 @@ class Supervisor:
         """The runs with a process at work, newest first, whoever started them."""
         found = [run for run, _ in runs_at_work(self.runs_dir)] + waiting_runs(self.runs_dir)
         living = {run.id: run for run in found if self.state(run).status.living}
-        return [living[run_id] for run_id in sorted(living, reverse=True)]
+        return sorted(living.values(), key=age_order, reverse=True)
 
     def queued(self) -> list[Run]:
         """The runs that wait for their devices, first come first."""
