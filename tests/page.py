@@ -12,7 +12,7 @@ import psutil
 
 from tests.conftest import ROOT, await_true
 from trainer.processes import alive
-from trainer.runs import iter_runs
+from trainer.run_list import iter_runs
 
 
 class Server:

@@ -17,7 +17,8 @@ from gradio_client.exceptions import AppError
 from tests.conftest import ROOT, await_true
 from tests.page import Server, end_runs, serve
 from trainer.config import TrainConfig
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 from ui import guard
 from ui.meaning import python
 from ui.serve import ServeError, free_port

@@ -15,7 +15,8 @@ from trainer.config import TrainConfig
 from trainer.events import read_events
 from trainer.processes import alive
 from trainer.queue import cancel
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 

@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 from trainer.__main__ import main
 from trainer.config import TrainConfig
 from trainer.events import read_events
-from trainer.runs import Run, iter_runs, list_runs
+from trainer.run_list import iter_runs, list_runs
+from trainer.runs import Run
 
 SMALL = ["--preset", "smoke", "--max-steps", "2", "--batch-size", "8", "--devices", "cpu", "--label", "for the tests"]
 SMALL += ["--precision", "fp32"]  # the precision of predictions

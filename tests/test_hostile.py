@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.page import Server, serve
 from trainer.config import TrainConfig
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 from ui.form import FIELDS
 
 NUMBERS = [name for name in FIELDS if TrainConfig.model_fields[name].annotation in (int, float)]

@@ -12,7 +12,8 @@ from tests.conftest import await_true
 from tests.page import Server, end_runs, serve
 from tests.test_page import visit
 from trainer.config import TrainConfig
-from trainer.runs import Run, event_writer, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run, event_writer
 
 pytestmark = pytest.mark.browser
 

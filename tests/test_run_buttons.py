@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 from ui.run_buttons import RunButtons
 from ui.supervisor import Supervisor
 from ui.waiting import Board

@@ -13,7 +13,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from tests.conftest import await_true
 from tests.page import Server, serve
 from trainer.processes import alive, tree
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 

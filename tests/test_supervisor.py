@@ -17,7 +17,8 @@ from trainer.config import ConfigError, TrainConfig
 from trainer.devices import Gpu
 from trainer.processes import alive
 from trainer.queue import runs_at_work
-from trainer.runs import Run, RunError, RunStatus, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run, RunError, RunStatus
 from ui.supervisor import LONGEST_QUEUE, Supervisor
 from ui.waiting import Board
 

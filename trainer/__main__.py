@@ -16,7 +16,8 @@ from trainer.flags import flags, preset_of, settings
 from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
-from trainer.runs import RUN_ID, Run, RunError, list_runs, open_run
+from trainer.run_list import list_runs, open_run
+from trainer.runs import RUN_ID, Run, RunError
 
 COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
 

@@ -17,7 +17,8 @@ from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.log import say
 from trainer.placement import Placement, place
 from trainer.processes import alive, is_suspended, recorded_identity
-from trainer.runs import Run, RunError, RunStatus, age_order, iter_runs
+from trainer.run_list import age_order, iter_runs
+from trainer.runs import Run, RunError, RunStatus
 
 POLL = 0.5  # seconds between two looks at the queue
 LOCK_PATIENCE = 5.0  # seconds; it is held for milliseconds, unless its holder was suspended

@@ -6,7 +6,8 @@ from typing import Any
 import gradio as gr
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.runs import Run, RunError, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run, RunError
 from ui.supervisor import Supervisor
 
 MAX_ERROR = 2000  # characters; what was refused may be long

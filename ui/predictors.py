@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.runs import Run, RunState, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run, RunState
 from ui.curves import Curves
 
 if TYPE_CHECKING:

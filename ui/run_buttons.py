@@ -8,7 +8,8 @@ from typing import Any
 import gradio as gr
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.runs import Run, RunError, RunState, RunStatus, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run, RunError, RunState, RunStatus
 from ui import widgets
 from ui.form import parse, summary
 from ui.supervisor import Supervisor

@@ -15,7 +15,8 @@ from typing import Any
 import gradio as gr
 from fastapi.responses import Response
 
-from trainer.runs import Run, RunError, RunState, RunStatus, check_readable, iter_runs
+from trainer.run_list import check_readable, iter_runs
+from trainer.runs import Run, RunError, RunState, RunStatus
 from ui.run_facts import devices
 from ui.waiting import Board, ordinal
 

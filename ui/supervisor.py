@@ -17,7 +17,8 @@ from trainer.background import TRAINER, start_waiting
 from trainer.config import TrainConfig
 from trainer.placement import Placement
 from trainer.queue import cancel, locked, placement_now, runs_at_work, waiting_runs
-from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus, age_order
+from trainer.run_list import age_order
+from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus
 
 LONGEST_QUEUE = 100  # runs
 KEPT_STATES = 64  # runs

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trainer.config import TrainConfig
 from trainer.queue import turns, waiting_runs
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 
 FRESH = 0.5  # seconds for which one look serves all browsers
 

@@ -11,7 +11,7 @@ from tests.conftest import ROOT, await_true
 from tests.faults.catalogue import fault
 from tests.faults.stage import Stage
 from tests.page import Server
-from trainer.runs import iter_runs
+from trainer.run_list import iter_runs
 
 JSON = {"Content-Type": "application/json"}
 START = "/gradio_api/call/start"

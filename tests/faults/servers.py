@@ -12,7 +12,8 @@ from tests.faults.catalogue import fault
 from tests.faults.queueing import QUICK, TURN, begun, is_over, one_at_a_time
 from tests.faults.stage import SABOTAGE, Stage, events, in_background
 from tests.page import serve
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 
 API = {"dataset": "shapes", "epochs": 1, "max_steps": 3, "devices": "cpu", "batch_size": 32}
 

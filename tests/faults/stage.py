@@ -23,7 +23,8 @@ from tests.page import Server, serve
 from trainer.config import TrainConfig
 from trainer.events import read_events
 from trainer.processes import Identity, alive, identity, wait_gone
-from trainer.runs import Run, iter_runs
+from trainer.run_list import iter_runs
+from trainer.runs import Run
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 MARK = "FAULT_STAGE"  # in the environment of everything that a stage starts, and so of all that those start

@@ -12,7 +12,8 @@ from tests.conftest import await_true
 from tests.faults import expect
 from tests.faults.catalogue import fault
 from tests.faults.stage import DDP, LONG, Stage, events
-from trainer.runs import Run, list_runs
+from trainer.run_list import list_runs
+from trainer.runs import Run
 
 UNPRIVILEGED = "-dac_override,-dac_read_search,-fowner"
 ELSEWHERE = "20200101-000000-single-abcd"

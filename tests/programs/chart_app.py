@@ -8,7 +8,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
 
-from trainer.runs import iter_runs
+from trainer.run_list import iter_runs
 from ui.curves import Curves
 from ui.live_chart import ALLOWED_PATHS, CSS, HEAD, CompareRuns, LiveRun
 
