@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -319,6 +320,35 @@ def test_a_restarted_server_is_followed_again(script, runs_dir, start_process, p
     page.set_default_timeout(90_000)
     await_points(page, 35)
     page.wait_for_function("document.querySelector('#live .run-word').textContent === 'Running'")
+
+
+def test_a_server_that_does_not_answer_is_said_before_it_counts_as_lost(script, runs_dir, start_process, page):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    script.start().steps(30)
+    process = start_process(*command(runs_dir, port))
+    await_true(lambda: answers(url), 90, "the page")
+    page.goto(url)
+    await_points(page, 30)
+    process.send_signal(signal.SIGSTOP)
+    page.get_by_text("No answer yet, waiting").first.wait_for(timeout=20_000)
+    process.send_signal(signal.SIGCONT)
+    page.wait_for_function("document.querySelector('#live .run-word').textContent === 'Running'")
+
+
+def test_a_run_that_is_away_and_back_is_shown_whole_again(script, url, page):
+    script.start().steps(30)
+    page.goto(url)
+    await_points(page, 30)
+    facts = page.locator("#live .run-facts").inner_text()
+    assert "300" in facts
+    away = script.run.path.with_name("away")
+    script.run.path.rename(away)
+    page.get_by_text("This run is not here").wait_for()
+    away.rename(script.run.path)
+    await_points(page, 30)
+    page.wait_for_function("document.querySelector('#live .run-word').textContent === 'Running'")
+    assert page.locator("#live .run-facts").inner_text() == facts
 
 
 def test_an_idle_second_costs_little(script, url, page):

@@ -53,6 +53,7 @@ def test_a_page_of_another_version_deletes_nothing_and_offers_to_reload(page: Pa
         page.route("**/gradio_api/**", as_from_another_version)
         page.get_by_role("button", name="Delete").click()
         expect(page.locator(".page-outdated")).to_contain_text("The server was updated", timeout=SOON)
+        expect(page.locator(".runs-note")).to_contain_text("reload the page", timeout=SOON)
         expect(page.get_by_role("button", name="Keep")).not_to_be_visible()
         assert ended.path.exists()
         page.unroute_all()

@@ -104,7 +104,7 @@ function follow(mode) {
       }
     } catch (error) {
       failures += 1;
-      lost(LOST);
+      lost(noAnswer());
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : pause());

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gradio as gr
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 HEADER = "x-page-version"
@@ -37,7 +37,7 @@ class SameVersion:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
         if sent is not None and sent != self.version:
-            text = "This page is of another version than the server: reload it"
-            await PlainTextResponse(text, status_code=409)(scope, receive, send)
+            detail = "This page is older than the server: reload it."
+            await JSONResponse({"detail": detail}, status_code=409)(scope, receive, send)
             return
         await self.app(scope, receive, send)

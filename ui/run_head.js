@@ -18,7 +18,10 @@ function node(tag, text, attributes = {}) {
   return made;
 }
 
-const LOST = 'Connection lost, retrying';
+function noAnswer() { // after a failed request
+  return document.querySelector('.page-outdated') ? 'Not up to date: reload the page' : 'Connection lost, retrying';
+}
+
 const SLOW = 'No answer yet, waiting';
 const SLOW_AFTER = 3000; // ms
 const PATIENCE = 30000; // ms until an answer counts as lost; a million points are read in less

@@ -132,11 +132,13 @@ function createTable() {
         if (answer?.trouble) throw new Error(answer.trouble, { cause: 'server' });
         if (!Array.isArray(answer?.rows)) throw new Error('no answer'); // what fails on the server arrives as undefined
         take(answer);
+        note.classList.remove('trouble');
         failures = 0;
       }
     } catch (error) {
       failures += 1;
-      put(note, error.cause === 'server' ? error.message : LOST);
+      put(note, error.cause === 'server' ? error.message : noAnswer());
+      note.classList.add('trouble');
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 8000));
