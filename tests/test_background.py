@@ -10,13 +10,14 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, await_true
-from trainer.background import start_waiting
+from trainer.background import last_line, start_waiting
 from trainer.config import TrainConfig
 from trainer.events import read_events
 from trainer.processes import alive
 from trainer.queue import cancel
 from trainer.run_list import iter_runs
 from trainer.runs import Run
+from ui.run_facts import log_end
 
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -49,6 +50,17 @@ def test_only_the_first_of_those_who_want_the_same_device_is_started(runs_dir: P
     assert status(first) in ("starting", "running")
     assert status(second) == "queued"
     assert not second.log_path.exists()
+
+
+def test_a_pipe_in_place_of_the_log_blocks_nobody(runs_dir: Path):
+    odd, next_one = new(runs_dir), new(runs_dir)
+    os.mkfifo(odd.log_path)
+    start_waiting(runs_dir, FAKE)
+    why = f"The trainer could not be started: it is a pipe: {odd.log_path}"
+    assert (status(odd), odd.state().error) == ("failed", why)
+    assert (last_line(odd.log_path), log_end(odd)) == ("", "")
+    start_waiting(runs_dir, FAKE)
+    assert status(next_one) in ("starting", "running")
 
 
 def test_many_who_come_by_at_once_start_it_once(runs_dir: Path):

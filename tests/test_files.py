@@ -75,19 +75,34 @@ def test_runs_that_were_half_made_or_half_deleted_go_and_whole_ones_stay(tmp_pat
             "20260101-000000-single-0a0d",
         )
     )
-    for folder in (old, new, deleted, whole, tmp_path / ".git"):
-        (folder / "within").mkdir(parents=True)
+    hidden = tmp_path / ".20260101-000000-ddp-0a0e"  # by somebody who put a dot before its name
+    for folder in (old, new, hidden, whole, tmp_path / ".git"):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    (hidden / "last.pt").write_text("weights")
+    (deleted / "within").mkdir(parents=True)
+    linked = tmp_path / ".20260101-000000-ddp-0a0f"
+    linked.symlink_to(tmp_path / ".git")
     long_ago = time.time() - STALE_SECONDS - 10
-    for folder in (old, whole, tmp_path / ".git"):
-        os.utime(folder, (long_ago, long_ago))
+    for folder in (old, hidden, linked, whole, tmp_path / ".git"):
+        os.utime(folder, (long_ago, long_ago), follow_symlinks=False)
     remove_stale_folders(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted([".git", new.name, whole.name])
+    kept = [".git", hidden.name, linked.name, new.name, whole.name]
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    assert (tmp_path / ".git" / "config.json").exists()
 
 
 def test_a_folder_can_be_made_durable_and_a_missing_one_is_an_error(tmp_path: Path):
     sync_folder(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "nowhere")
+
+
+def test_a_link_to_a_neighbour_goes_without_it(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    remove_folder(tmp_path / "link")
+    assert os.listdir(tmp_path) == ["run"]
 
 
 def test_a_folder_behind_a_link_goes_with_the_link(tmp_path: Path):

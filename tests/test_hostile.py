@@ -31,7 +31,8 @@ def _nothing_starts(server: Server) -> Iterator[None]:
     yield
     assert list(iter_runs(server.runs_dir)) == []
     ours = [line for line in server.lines[before:] if f"{ROOT}/ui" in line or f"{ROOT}/trainer" in line]
-    assert [line for line in ours if "guard.py" not in line] == []  # which stands before everything of Gradio's
+    before_gradio = ("guard.py", "page_version.py")  # an error of Gradio's own passes through these
+    assert [line for line in ours if not any(name in line for name in before_gradio)] == []
     assert server.process.poll() is None
 
 

@@ -3,6 +3,7 @@
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -11,6 +12,7 @@ from tests.page import serve
 from tests.test_page import visit
 from trainer.config import TrainConfig
 from trainer.runs import Run
+from ui.page_version import version_of
 
 SOON = 15_000  # ms
 
@@ -27,10 +29,10 @@ def as_from_another_version(route: Route) -> None:
     route.continue_(headers={**route.request.headers, "x-page-version": "00000000"})
 
 
-def asked(url: str, version: str | None) -> int:
+def asked(url: str, version: str | None, path: str = "config") -> int:
     headers = {} if version is None else {"x-page-version": version}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/config", headers=headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", headers=headers), timeout=30) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         with error:
@@ -41,6 +43,16 @@ def test_what_a_page_of_another_version_sends_is_refused_and_programs_are_served
     with serve(tmp_path) as server:
         assert asked(server.url, "00000000") == 409
         assert asked(server.url, None) == 200
+        assert asked(server.url, "00000000", "gradio_api/app_id") == 200  # by which Gradio sees that it must reload
+
+
+def test_fields_that_changed_places_are_another_version():
+    def version(*names: str) -> str:
+        fields = [{"id": i, "type": "number", "props": {"elem_id": name}} for i, name in enumerate(names)]
+        page = SimpleNamespace(config={"components": fields, "dependencies": []})
+        return version_of(page)  # type: ignore[arg-type]
+
+    assert version("lr", "momentum") == version("lr", "momentum") != version("momentum", "lr")
 
 
 @pytest.mark.browser

@@ -1,27 +1,28 @@
 """Records about processes: who is at work is known also where the process cannot be seen."""
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import await_true
 from trainer.config import TrainConfig
-from trainer.files import read_json
-from trainer.records import is_held
+from trainer.files import read_json, write_atomic
+from trainer.queue import has_trainer
+from trainer.records import LOCK, is_held
 from trainer.runs import Run, RunError
 from trainer.stop import stop_run
 
 
-def with_unseen_process(run: Run) -> None:
+def with_unseen_process(run: Run, name: str = "process.json") -> None:
     """What the record of a process in a container looks like from outside: its pid means another process."""
-    path = run.path / "process.json"
-    record = {**(read_json(path) or {}), "pid": 1}
-    with path.open("r+") as file:  # in place: the lock is on this file
-        file.write(json.dumps(record))
-        file.truncate()
+    write_atomic(run.path / name, json.dumps({**(read_json(run.path / name) or {}), "pid": 1}))
 
 
 def test_a_process_that_cannot_be_seen_is_at_work_until_it_ends(runs_dir: Path, actor):
@@ -55,13 +56,54 @@ def test_a_forked_child_does_not_count_as_the_process_at_work(runs_dir: Path, st
     process = start_process(sys.executable, "-c", code, run.path, stdout=subprocess.PIPE)
     child = int(process.stdout.readline())
     try:
-        assert is_held(run.path / "process.json")
+        assert is_held(run.path)
         process.kill()
         process.wait(10)
         os.kill(child, 0)
-        assert not is_held(run.path / "process.json")
+        assert not is_held(run.path)
     finally:
         os.kill(child, 9)
+
+
+def test_a_process_that_waits_and_cannot_be_seen_keeps_its_run(runs_dir: Path, actor, start_process):
+    actor(Run.create(runs_dir, TrainConfig(dataset="shapes", devices="cpu")), "claim", "start")
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes", devices="cpu"))
+    code = "import sys; from pathlib import Path; from trainer.queue import *; wait_for_turn(Run(Path(sys.argv[1])))"
+    process = start_process(sys.executable, "-c", code, run.path)
+    await_true(lambda: run.launch().get("waiting"), 30, "the one that waits")
+    process.send_signal(signal.SIGSTOP)
+    with_unseen_process(run, "launch.json")
+    assert has_trainer(run)
+    process.kill()
+    process.wait(10)
+    assert not has_trainer(run)
+
+
+def test_what_others_read_is_not_locked(runs_dir: Path, actor):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    actor(run, "claim", "start")
+    for path in run.path.iterdir():
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            continue
+        assert path.name == LOCK
+
+
+def test_a_run_that_is_claimed_again_by_the_same_process_is_held_again(runs_dir: Path, start_process):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    code = (
+        "import sys; from pathlib import Path; from trainer.runs import *\n"
+        "run = Run(Path(sys.argv[1])); run.claim(); event_writer(run).write('end', status='stopped')\n"
+        "run.requeue(); run.claim(); print('ready', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    process = start_process(sys.executable, "-c", code, run.path, stdin=pipe, stdout=pipe)
+    assert process.stdout.readline() == "ready\n"
+    with_unseen_process(run)
+    assert run.state().status == "starting"
+    process.kill()
+    process.wait(10)
+    assert run.state().status == "interrupted"
 
 
 def test_a_hard_linked_copy_of_a_run_at_work_is_not_at_work(runs_dir: Path, actor):

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.causes import DISK_ERRORS
 from trainer.config import ConfigError
-from trainer.files import file_size, read_json, write_atomic
+from trainer.files import file_size, open_regular, open_to_append, read_json, write_atomic
 from trainer.placement import Placement
 from trainer.processes import identity
 from trainer.queue import has_trainer, locked, turns, waiting_runs
@@ -80,7 +80,7 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
     }
     try:
         write_atomic(run.launch_path, json.dumps(record))  # fails on a full disk while there is nothing to clean up
-        with run.log_path.open("ab") as log:
+        with os.fdopen(open_to_append(run.log_path), "ab") as log:
             process = subprocess.Popen(
                 [*trainer, "train", "--run", os.path.abspath(run.path)],
                 cwd=ROOT,
@@ -93,7 +93,7 @@ def _start(run: Run, trainer: tuple[str, ...], environment: Mapping[str, str]) -
     except OSError as error:
         if error.errno in DISK_ERRORS:  # it stays in the queue until there is room
             raise RunError(f"{run.path} cannot be written: {error.strerror}") from error
-        _fail(run, f"The trainer could not be started: {error}")
+        _fail(run, f"The trainer could not be started: {error.strerror}: {error.filename}")
         return
     # A process that is gone already has no start time, and no process ever has an empty one.
     record["pid"], record["start"] = identity(process.pid) or (process.pid, "")
@@ -126,7 +126,7 @@ def _fail(run: Run, error: str) -> None:
 def last_line(path: Path, offset: int = 0) -> str:
     """The last line with something in it that was written after `offset`; "" if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(offset, size - 4096))
             lines = file.read().decode(errors="replace").splitlines()

@@ -11,7 +11,6 @@ import errno
 import json
 import math
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.files import open_regular
+from trainer.files import open_regular, open_to_append
 from trainer.log import STDERR, say
 
 VERSION = 1
@@ -90,11 +89,11 @@ class LineWriter:
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:
-            self._fd = _open_for_appending(self.path)
+            self._fd = open_to_append(self.path)
         elif not self._is_in_place():  # an editor, a sync tool or rm put another file there, or none
             time.sleep(REMOVAL)
             with suppress(OSError):  # the whole directory was moved: the file that moved with it is still right
-                descriptor = _open_for_appending(self.path)
+                descriptor = open_to_append(self.path)
                 os.close(self._fd)
                 self._fd = descriptor
         size = os.fstat(self._fd).st_size
@@ -114,15 +113,6 @@ class LineWriter:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-def _open_for_appending(path: Path) -> int:
-    """Raises OSError, also for a pipe, to which a write might wait for ever."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is a pipe", str(path))
 
 
 class EventWriter(LineWriter):

@@ -66,6 +66,15 @@ def file_size(path: Path) -> int:
         return 0
 
 
+def open_to_append(path: Path) -> int:
+    """The descriptor of a file, made if there is none. Raises OSError, also for a pipe: writing to it could block."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is a pipe", str(path))
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it is missing, torn or something else."""
     try:
@@ -114,13 +123,16 @@ def unlink_from_copies(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it; one that is a link to it as well. Raises OSError."""
+    """Remove what can be removed of a folder with all that is in it. Of one that is a link what it leads to as well,
+    unless that is its neighbour, which has a name of its own."""
     if folder.is_symlink():
-        target = os.path.realpath(folder)
-        folder.unlink()
-        shutil.rmtree(target)
+        target = Path(os.path.realpath(folder))
+        if target.parent != Path(os.path.realpath(folder.parent)):
+            shutil.rmtree(target, ignore_errors=True)
+        with suppress(OSError):
+            folder.unlink()
     else:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_stale_folders(runs_dir: Path) -> None:
@@ -129,6 +141,13 @@ def remove_stale_folders(runs_dir: Path) -> None:
         for entry in list(os.scandir(runs_dir)):
             if re.fullmatch(r"\.(deleted-)?\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}", entry.name):
                 with suppress(OSError):
-                    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                    if entry.name.startswith(".deleted-") or age > STALE_SECONDS:
+                    if entry.name.startswith(".deleted-") or _is_unfinished(entry):
                         remove_folder(Path(entry.path))
+
+
+def _is_unfinished(entry: os.DirEntry) -> bool:
+    """Not so for a run that somebody has hidden by a dot before its name. Raises OSError."""
+    if not entry.is_dir(follow_symlinks=False):
+        return False
+    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+    return age > STALE_SECONDS and set(os.listdir(entry.path)) <= {"config.json", "launch.json"}

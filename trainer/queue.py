@@ -6,6 +6,7 @@ waits for them. A device is busy as long as the process that claimed it lives. T
 """
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,9 +15,11 @@ from typing import IO
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
+from trainer.files import open_to_append
 from trainer.log import say
 from trainer.placement import Placement, place
 from trainer.processes import alive, is_suspended, recorded_identity
+from trainer.records import hold, is_held
 from trainer.run_list import age_order, iter_runs
 from trainer.runs import Run, RunError, RunStatus
 
@@ -33,7 +36,7 @@ def locked(runs_dir: Path) -> Iterator[None]:
     """One at a time, over all threads and processes that use this runs directory. Raises RunError."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
-        file = (runs_dir / ".lock").open("a")
+        file = os.fdopen(open_to_append(runs_dir / ".lock"), "ab")
     except OSError as error:
         raise RunError(f"the runs directory {runs_dir} cannot be written: {error.strerror}") from error
     with file:
@@ -89,9 +92,9 @@ def _starts(run: Run) -> bool:
 
 
 def has_trainer(run: Run) -> bool:
-    """Whether a living trainer was started for this queued run, or waits for its turn."""
+    """Whether a living trainer was started for this queued run, or waits for its turn; it may not be seen from here."""
     known = recorded_identity(run.launch())
-    return known is not None and alive(known)
+    return known is not None and (alive(known) or is_held(run.path))
 
 
 def runs_at_work(runs_dir: Path, leaving: Run | None = None) -> Iterator[tuple[Run, list[str]]]:
@@ -137,6 +140,7 @@ def wait_for_turn(run: Run) -> Placement | None:
     Raises ConfigError if this machine cannot place it, RunError if another process claimed it.
     """
     told: list[Run] = []
+    hold(run.path)
     while True:
         answer = _try(run)
         if not isinstance(answer, list):

@@ -65,31 +65,41 @@ def directory_key(path: Path) -> list[int] | None:
     return [found.st_dev, found.st_ino]
 
 
-_held: list[int] = []  # files that stay open, and locked, for as long as this process lives
+LOCK = "lock"  # a file that nobody reads: on SMB a locked one cannot be
+_held: dict[str, int] = {}  # by run directory: the lock, open for as long as this process lives
 
 
-def hold(path: Path) -> None:
-    """Lock the record of this process at work for as long as it lives, so that those who cannot see the process know
+def hold(run: Path) -> None:
+    """Lock the run directory of this process for as long as it lives, so that those who cannot see the process know
     as well: from another container, or as another user where /proc is hidden. Without locks they go by the pid."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        _held.append(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path = run / LOCK
+        if (mine := _held.get(str(run))) is not None:
+            if os.path.exists(path) and os.path.samestat(os.fstat(mine), path.stat()):
+                return
+            os.close(_held.pop(str(run)))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        _held[str(run)] = descriptor
 
 
 def _let_go() -> None:
     """In a forked child: it is not the one at work."""
     while _held:
-        os.close(_held.pop())
+        os.close(_held.popitem()[1])
 
 
 os.register_at_fork(after_in_child=_let_go)
 
 
-def is_held(path: Path) -> bool:
-    """Whether the process whose record this is lives, wherever it may be."""
+def is_held(run: Path) -> bool:
+    """Whether a process that trains the run, or waits to train it, lives, wherever it may be."""
     try:
-        with open_regular(path) as file:
+        with open_regular(run / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

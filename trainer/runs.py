@@ -9,6 +9,7 @@
     ranks/<n>.json  pid, heartbeat, step and error of each rank
     last.pt previous.pt best.pt checkpoints, each with its SHA-256 beside it
     stop            its existence asks the run to stop
+    lock            locked by the process that trains the run, or waits to, for as long as it lives
 
 The status is derived from these files and the living processes each time; it is never stored. A run without
 process.json is queued: `trainer.queue` says when it may be claimed.
@@ -37,7 +38,7 @@ from trainer.files import (
     write_atomic,
 )
 from trainer.processes import Identity, alive, recorded_identity
-from trainer.records import here, hold, is_held, queue_record, read_rank, read_record, versions
+from trainer.records import LOCK, here, hold, is_held, queue_record, read_rank, read_record, versions
 from trainer.status import RunState, RunStatus
 
 __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer"]
@@ -165,7 +166,7 @@ class Run:
     def is_at_work(self, process: dict[str, Any] | None) -> bool:
         """Whether `process`, as `process()` gave it, lives; it may be one that cannot be seen from here."""
         known = recorded_identity(process)
-        return known is not None and (alive(known) or is_held(self.path / "process.json"))
+        return known is not None and (alive(known) or is_held(self.path))
 
     def rank_records(self) -> list[dict[str, Any]]:
         """What each rank wrote about itself, in the order of the ranks."""
@@ -215,8 +216,10 @@ class Run:
         try:
             draft.write_text(json.dumps(record, indent=1), "utf-8")
             if owner["pid"] is not None:
-                hold(draft)
+                hold(self.path)
             os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
+            if owner["pid"] is not None:
+                hold(self.path)  # a rival that came too late may have had it
         except FileExistsError:
             owner = self.process() or {}
             raise RunError(f"{self.id} was already started, by process {owner.get('pid')}") from None
@@ -238,6 +241,7 @@ class Run:
             # In this order: a reader in between must not take the earlier launch for the one at work.
             write_atomic(self.launch_path, json.dumps(queue_record(self.path, waits_here)))
             (self.path / "process.json").unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)  # its holder has had its say
         except OSError as error:
             raise _not_writable(error) from error
         shutil.rmtree(self.ranks_path, ignore_errors=True)
@@ -274,7 +278,7 @@ class Run:
             raise RunError(f"{self.id} is running: stop it first")
         doomed = self.path.with_name(f".deleted-{self.id}")
         os.rename(self.path, doomed)  # at once out of every list, also if the removal is cut short
-        remove_folder(doomed)
+        remove_folder(doomed)  # what is left, the next run that is created removes
 
     def state(self) -> RunState:
         """All facts, read now. Keep the RunState to read only what is new the next time."""

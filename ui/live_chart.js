@@ -68,8 +68,7 @@ function follow(mode) {
       return { run, version: tooMany ? '' : version, points, tests, seen };
     });
     const answer = await within(server.points({ runs: request, bins: BINS[mode] }), () => lost(SLOW));
-    if (!Array.isArray(answer?.runs)) throw new Error('no answer'); // what fails on the server arrives as undefined
-    const replies = answer.runs.filter((reply) => cursors.has(reply.run) && wanted().includes(reply.run));
+    const replies = whole(answer, 'runs').filter((reply) => cursors.has(reply.run) && wanted().includes(reply.run));
     await chart.take(replies);
     for (const reply of replies) {
       head?.show(reply);
@@ -78,7 +77,9 @@ function follow(mode) {
     say(wanted());
     if (!isComparison && answer.board !== board) trigger('runschange', {});
     board = answer.board;
-    if (log?.isOpen && ids.length) log.show((await within(server.log({ run: ids[0] }), () => lost(SLOW)))?.text ?? '');
+    if (log?.isOpen && ids.length) {
+      log.show(whole(await within(server.log({ run: ids[0] }), () => lost(SLOW)), 'text'));
+    }
   }
 
   function pause() {
@@ -104,7 +105,7 @@ function follow(mode) {
       }
     } catch (error) {
       failures += 1;
-      lost(noAnswer());
+      lost(noAnswer(error));
     }
     busy = false;
     timer = setTimeout(tick, again ? 0 : pause());

@@ -29,6 +29,8 @@ CSS = (HERE / "live_chart.css").read_text("utf-8")  # for launch()
 MAX_RUNS = 8  # in one comparison; there are as many colours
 MAX_COUNT = 2**53
 
+TROUBLE = "The server failed to answer: its output says why"
+
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +75,7 @@ def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: C
             reply = answer(curves, request if isinstance(request, dict) else {})
         except Exception:
             log.exception("a request of the chart could not be answered")
-            reply = {}  # which the page takes for no answer
+            reply = {"trouble": TROUBLE}
         return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
 
     server_function.__name__ = answer.__name__.lstrip("_")

@@ -9,7 +9,7 @@ function guardPage(header, version) {
   };
   const plainFetch = window.fetch.bind(window);
 
-  function tell(reason) {
+  function tell(status) {
     if (document.querySelector('.page-outdated')) return;
     const bar = document.createElement('div');
     bar.className = 'page-outdated';
@@ -19,17 +19,23 @@ function guardPage(header, version) {
     button.textContent = 'Reload the page';
     button.style.cssText = 'padding: 4px 12px; border: 1px solid #fff; border-radius: 6px; background: none; color: #fff';
     button.addEventListener('click', () => location.reload());
-    bar.append(reason, button);
+    bar.dataset.status = status;
+    bar.append(REASONS[status], button);
     document.body.prepend(bar);
   }
 
-  window.fetch = async (input, options = {}) => {
+  function untell() {
+    document.querySelector('.page-outdated[data-status="401"]')?.remove();
+  }
+
+  window.fetch = async (input, options) => {
     const url = new URL(input instanceof Request ? input.url : input, location.href);
     if (url.origin !== location.origin) return plainFetch(input, options);
-    const headers = new Headers(options.headers ?? (input instanceof Request ? input.headers : undefined));
+    const headers = new Headers(options?.headers ?? (input instanceof Request ? input.headers : undefined));
     headers.set(header, version);
     const response = await plainFetch(input, { ...options, headers });
-    if (response.status in REASONS) tell(REASONS[response.status]);
+    if (response.status in REASONS) tell(response.status);
+    else if (response.ok && url.pathname.includes('/gradio_api/component_server')) untell(); // logged in again elsewhere
     return response;
   };
 }

@@ -16,9 +16,13 @@ HEADER = "x-page-version"
 def version_of(page: gr.Blocks) -> str:
     """The same for two servers if their pages have the same components and handlers at the same places."""
     config = page.config
-    components = [(item["id"], item["type"]) for item in config["components"]]
-    handlers = [(item["targets"], item["inputs"], item["outputs"]) for item in config["dependencies"]]
-    return f"{zlib.crc32(json.dumps([components, handlers]).encode()):08x}"
+    names = ("elem_id", "label")
+    components = [
+        (item["id"], item["type"], *(str(item["props"].get(name)) for name in names)) for item in config["components"]
+    ]
+    keys = ("targets", "inputs", "outputs", "api_name")
+    handlers = [[item.get(key) for key in keys] for item in config["dependencies"]]
+    return f"{zlib.crc32(json.dumps([gr.__version__, components, handlers]).encode()):08x}"
 
 
 def script(version: str) -> str:
@@ -35,7 +39,8 @@ class SameVersion:
         self.version = version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
+        is_checked = scope["type"] == "http" and not scope["path"].endswith("/app_id")  # asked before a reload
+        sent = Headers(scope=scope).get(HEADER) if is_checked else None
         if sent is not None and sent != self.version:
             detail = "This page is older than the server: reload it."
             await JSONResponse({"detail": detail}, status_code=409)(scope, receive, send)

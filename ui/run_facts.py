@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from trainer.config import TrainConfig
+from trainer.files import open_regular
 from trainer.processes import is_suspended, recorded_identity
 from trainer.runs import Run, RunStatus
 from ui.curves import History
@@ -157,7 +158,7 @@ def _sentence(text: str) -> str:
 def log_end(run: Run) -> str:
     """The last lines of train.log as plain text; "" if there is none yet."""
     try:
-        with run.log_path.open("rb") as file:
+        with open_regular(run.log_path) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - LOG_BYTES))
             text = file.read().decode(errors="replace")

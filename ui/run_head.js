@@ -18,7 +18,14 @@ function node(tag, text, attributes = {}) {
   return made;
 }
 
-function noAnswer() { // after a failed request
+function whole(answer, key) { // what fails on the way arrives as undefined
+  if (answer?.trouble) throw new Error(answer.trouble, { cause: 'server' });
+  if (answer?.[key] === undefined) throw new Error('no answer');
+  return answer[key];
+}
+
+function noAnswer(error) { // after a failed request
+  if (error.cause === 'server') return error.message;
   return document.querySelector('.page-outdated') ? 'Not up to date: reload the page' : 'Connection lost, retrying';
 }
 

@@ -129,15 +129,14 @@ function createTable() {
     try {
       if (document.visibilityState === 'visible' && root.offsetParent !== null) {
         const answer = await within(server.rows(cursor), () => put(note, SLOW));
-        if (answer?.trouble) throw new Error(answer.trouble, { cause: 'server' });
-        if (!Array.isArray(answer?.rows)) throw new Error('no answer'); // what fails on the server arrives as undefined
+        whole(answer, 'rows');
         take(answer);
         note.classList.remove('trouble');
         failures = 0;
       }
     } catch (error) {
       failures += 1;
-      put(note, error.cause === 'server' ? error.message : noAnswer());
+      put(note, noAnswer(error));
       note.classList.add('trouble');
     }
     busy = false;

@@ -17,6 +17,7 @@ from fastapi.responses import Response
 
 from trainer.run_list import check_readable, iter_runs
 from trainer.runs import Run, RunError, RunState, RunStatus
+from ui.live_chart import TROUBLE
 from ui.run_facts import devices
 from ui.waiting import Board, ordinal
 
@@ -36,7 +37,7 @@ def run_table(board: Board, elem_id: str = "runs-table") -> Any:
             reply = table.since(request if isinstance(request, dict) else {})
         except Exception:
             log.exception("the table of runs could not be made")
-            reply = {}
+            reply = {"trouble": TROUBLE}
         return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
 
     return gr.HTML(
