@@ -101,6 +101,15 @@ def test_a_rank_that_left_with_exit_code_0_is_the_cause_of_its_peers_complaints(
     )
 
 
+def test_a_rank_that_is_gone_is_named_and_not_one_that_was_quiet_for_longer(run: Run):
+    rank(run, 0, 3, age=2)
+    rank(run, 1, 3, age=1)
+    blame = find_blame(run.rank_records(), None, gone=[1])
+    assert (blame.rank, blame.step, blame.cause) == (1, 3, "exit")
+    assert str(blame).startswith("Rank 1 ended without finishing its work at step 3")
+    assert find_blame([], None, gone=[1]).rank == 1
+
+
 def test_of_two_that_are_silent_the_one_silent_for_longer_is_named(run: Run):
     rank(run, 0, 9, RuntimeError("Timed out waiting 6000ms for recv"))
     rank(run, 1, 8, age=2)

@@ -23,8 +23,8 @@ def blame_silence(silence: Silence) -> Blame:
     return Blame(with_advice(str(silence), "hang"), silence.rank, silence.step, "hang")
 
 
-def find_blame(records: Sequence[dict[str, Any]], error: Exception | None) -> Blame:
-    """From what the ranks recorded (trainer.ranks) and how their processes ended.
+def find_blame(records: Sequence[dict[str, Any]], error: Exception | None, gone: Sequence[int] = ()) -> Blame:
+    """From what the ranks recorded (trainer.ranks), how their processes ended, and which are `gone` before their time.
 
     In this order: the earliest recorded error that is not about a lost peer; a rank that died of a signal or exit
     code; a rank that left without finishing; with nothing but complaints about peers, the rank silent for longest.
@@ -44,6 +44,9 @@ def find_blame(records: Sequence[dict[str, Any]], error: Exception | None) -> Bl
         return _blame(record, f" was killed by {signal_name}", "signal", _SIGNAL_HINTS.get(signal_name, ""))
     if exit_code and not signal_name:
         return _blame(record, f" ended with exit code {exit_code}", "exit")
+    if gone:  # as rank 1, which just left, where rank 0 has been quiet for longer
+        record = next((r for r in records if r["rank"] in gone), {"rank": gone[0], "step": 0})
+        return _blame(record, " ended without finishing its work", "exit")
     left = [r for r in records if "error" not in r and "done" not in r]
     if left:
         silent = min(left, key=lambda r: r["heartbeat"])

@@ -58,8 +58,9 @@ def _follow(context: mp.ProcessContext, store: dist.TCPStore, run: Run, watch: W
     while not context.join(timeout=SPAWN_POLL, grace_period=PEER_GRACE):
         if silence := watch.look():
             raise blame_silence(_or_who_did_not_join(silence, store, run, watch.board))
-        if any(_left_early(rank, process, store) for rank, process in enumerate(context.processes)):
-            raise find_blame(_records(run, store, watch.board), None)
+        gone = [rank for rank, process in enumerate(context.processes) if _left_early(rank, process, store)]
+        if gone:
+            raise find_blame(_records(run, store, watch.board), None, gone)
         if not run.is_there:  # deleted: there is nothing left to train for
             raise KeyboardInterrupt
 
