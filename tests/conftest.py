@@ -36,6 +36,24 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """After all tests no process works in their folders any more."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    await_true(lambda: not _at_work_in(folder), 20, f"the end of {_at_work_in(folder)}")
+
+
+def _at_work_in(folder: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if process.pid != os.getpid() and folder in f"{command} {process.cwd()}":
+                found.append(f"{process.pid} {command}")
+    return found
+
+
 @pytest.fixture
 def runs_dir(tmp_path: Path) -> Path:
     return tmp_path / "runs"

@@ -5,14 +5,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from tests.conftest import ROOT, await_true
 from trainer.processes import alive
+from trainer.queue import cancel
 from trainer.run_list import iter_runs
+from trainer.runs import RunError
 
 
 class Server:
@@ -86,12 +88,23 @@ def serve(directory: Path, *argv: str, **environment: str) -> Iterator[Server]:
 
 
 def end_runs(runs_dir: Path) -> None:
-    """Kill, by pid, what still trains in a runs directory."""
-    for run in iter_runs(runs_dir):
-        known = run.identity()
-        if known and alive(known):
-            root = psutil.Process(known[0])
+    """Take what waits in a runs directory out of its queue, and kill, by pid, what still trains there."""
+    await_true(lambda: not _end_some(runs_dir), 20, "the end of all runs")
+
+
+def _end_some(runs_dir: Path) -> bool:
+    """Whether there were any; while the last ends, another may begin."""
+    runs = list(iter_runs(runs_dir))
+    for run in runs:
+        with suppress(RunError):  # claimed meanwhile
+            cancel(run)
+    living = [known for run in runs if (known := run.identity()) and known[0] != os.getpid() and alive(known)]
+    for pid, _ in living:
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
             family = [*root.children(recursive=True), root]
             for member in family:
-                member.kill()
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
             psutil.wait_procs(family, 10)
+    return bool(living)

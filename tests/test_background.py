@@ -6,16 +6,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import ROOT, await_true
+from tests.page import end_runs
 from trainer.background import last_line, start_waiting
 from trainer.config import TrainConfig
 from trainer.events import read_events
 from trainer.processes import alive
 from trainer.queue import cancel
-from trainer.run_list import iter_runs
 from trainer.runs import Run
 from ui.run_facts import log_end
 
@@ -25,11 +24,7 @@ FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 @pytest.fixture(autouse=True)
 def _nothing_stays(runs_dir: Path) -> Iterator[None]:
     yield
-    for run in iter_runs(runs_dir):
-        known = run.identity()
-        if known and alive(known):
-            psutil.Process(known[0]).kill()
-            await_true(lambda known=known: not alive(known), 10, "the end of a killed trainer")
+    end_runs(runs_dir)
 
 
 def new(runs_dir: Path, behaviour: str = "obedient", **changes) -> Run:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, await_true
+from tests.page import end_runs
 from trainer.background import last_line, trainer_environment
 from trainer.config import ConfigError, TrainConfig
 from trainer.devices import Gpu
@@ -33,11 +34,7 @@ def settings(behaviour: str = "obedient", **values) -> TrainConfig:
 def supervisor(runs_dir: Path) -> Iterator[Supervisor]:
     """A supervisor of the fake trainer; what it leaves at work is killed, by pid, after the test."""
     yield Supervisor(runs_dir, FAKE)
-    for run in iter_runs(runs_dir):
-        known = run.identity()
-        if known and known[0] != os.getpid() and alive(known):
-            psutil.Process(known[0]).kill()
-            await_true(lambda known=known: not alive(known), 10, "the end of a killed trainer")
+    end_runs(runs_dir)
 
 
 def await_status(run: Run, *wanted: RunStatus, seconds: float = 30) -> None:
@@ -201,6 +198,7 @@ def test_a_run_that_a_shell_started_is_adopted_and_stopped(supervisor: Superviso
     assert supervisor.living() == [run]
     waiting = supervisor.start(settings())
     assert supervisor.queued() == [waiting]
+    supervisor.stop(waiting.id)  # else it would begin as soon as the other has ended
     supervisor.stop(run.id)
     await_status(run, RunStatus.STOPPED)
 

@@ -50,7 +50,7 @@ def two_kills(stage: Stage) -> str:
 
 @fault("50 kills at random moments, half of them while saving, single", "50 of 50 resume; bit-equal; 0 left")
 def fifty_kills(stage: Stage) -> str:
-    return kills(stage, "single", 50, 3)
+    return kills(stage, "single", 50, 5)
 
 
 @fault("15 kills of the launcher at random moments, ddp", "15 of 15 resume; bit-equal; 0 left in 5 s")
