@@ -49,7 +49,8 @@ def _at_work_in(folder: str) -> list[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             command = " ".join(process.cmdline())
-            if process.pid != os.getpid() and folder in f"{command} {process.cwd()}":
+            is_ours = process.pid == os.getpid() or "multiprocessing.resource_tracker" in command  # which ends with us
+            if not is_ours and folder in f"{command} {process.cwd()}":
                 found.append(f"{process.pid} {command}")
     return found
 

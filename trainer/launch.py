@@ -22,7 +22,7 @@ from trainer.queue import placement_now
 from trainer.ranks import RankRecord
 from trainer.runs import Run, RunError
 from trainer.system import sample_system
-from trainer.watcher import watched
+from trainer.watcher import guarded, watched
 
 
 def launch(run: Run, placement: Placement | None = None) -> Outcome:
@@ -83,22 +83,31 @@ def _train(run: Run, placement: Placement | None, events: EventWriter) -> Outcom
         events.write("warning", text=text)
         say(text)
     prepared = _prepare(run, config, events)
+    board = Board(placement.world_size)
     if placement.world_size > 1:
         pin(placement)
-        from trainer.spawn import train_in_ranks
+        with guarded(board):
+            from trainer.spawn import train_in_ranks
 
-        return train_in_ranks(run, config, placement, prepared.path)
-    board = Board(1)
+            _leave_if_asked(run)
+            return train_in_ranks(run, config, placement, prepared.path, board)
     record = RankRecord(run, 0, board)
     with watched(run, board, config.silence_limit, lambda silence: _tell_silence(run, events, silence)):
         try:
             pin(placement)
             from trainer.work import run_rank
 
+            _leave_if_asked(run)
             return run_rank(run, config, placement, prepared.path, record, 0)
         except BaseException as error:
             record.failed(error)
             raise
+
+
+def _leave_if_asked(run: Run) -> None:
+    """Importing torch takes long on a busy machine: whoever asked for a stop meanwhile need not wait for a step."""
+    if run.is_asked_to_stop:
+        raise KeyboardInterrupt
 
 
 def _prepare(run: Run, config: TrainConfig, events: EventWriter) -> Prepared:

@@ -26,14 +26,15 @@ OWN_STORE = 30  # seconds to reach the store that is in this very process, and w
 LAST_RESORT = 30  # seconds beyond the silence limit: the watch, which knows whom to blame, comes first
 
 
-def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_path: Path) -> Outcome:
+def train_in_ranks(run: Run, config: TrainConfig, placement: Placement, data_path: Path, board: Board) -> Outcome:
     """Train in `world_size` processes that meet at a store of this process, on a port that the kernel chose.
+
+    They give their signs of progress to `board`.
 
     Raises Blame if one of them fails, dies, leaves early or stays silent for longer than the silence limit.
     """
     patience = timedelta(seconds=min(config.silence_limit, OWN_STORE))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
-    board = Board(placement.world_size)
     arguments = (run.path, config, placement, data_path, store.port, board)
     context = mp.start_processes(_rank_main, arguments, nprocs=placement.world_size, join=False, start_method="spawn")
     assert context is not None
