@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_the_run_at_work_and_says_how_to_stop_it(tmp_path: Path, t
 @pytest.fixture
 def busy(server: Server, actor) -> Iterator[Run]:
     """A run of somebody else that holds every device until the test is over."""
-    run = Run.create(server.runs_dir, TrainConfig(dataset="shapes"))
+    run = Run.create(server.runs_dir, TrainConfig(dataset="shapes"), waits_here=True)  # not the server
     process = actor(run, "claim")
     yield run
     process.stdin.close()
@@ -183,7 +183,7 @@ def test_status_without_an_id_is_the_run_at_work_else_the_next_one(client: Clien
 
 def test_ctrl_c_says_which_runs_are_queued(tmp_path: Path, actor):
     with serve(tmp_path) as server:
-        busy = Run.create(server.runs_dir, TrainConfig(dataset="shapes"))
+        busy = Run.create(server.runs_dir, TrainConfig(dataset="shapes"), waits_here=True)  # not the server
         process = actor(busy, "claim")
         client = Client(server.url, verbose=False)
         waiting = [client.predict(QUICK, api_name="/start")["run"] for _ in range(2)]

@@ -217,7 +217,7 @@ def test_what_the_charts_and_the_table_ask_may_be_anything(server: Server, funct
 
 
 def test_a_run_that_exists_is_acted_on_only_by_its_whole_id(server: Server):
-    run = Run.create(server.runs_dir, TrainConfig(dataset="images", data_dir="/nowhere"))
+    run = Run.create(server.runs_dir, TrainConfig(dataset="images", data_dir="/nowhere"), waits_here=True)
     try:
         run.withdraw("stopped", "for the test")
         for wrong in (run.id[:-1], f"{run.id}/", f"./{run.id}", f"{run.id}\n", f"../runs/{run.id}"):

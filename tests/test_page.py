@@ -173,7 +173,8 @@ def test_the_page_asks_no_other_server(page: Page, server: Server):
 
 
 def test_an_address_with_a_run_opens_it(page: Page, server: Server):
-    runs = [Run.create(server.runs_dir, TrainConfig(dataset="shapes", label=name)) for name in ("one", "two")]
+    settings = [TrainConfig(dataset="shapes", label=name) for name in ("one", "two")]
+    runs = [Run.create(server.runs_dir, each, waits_here=True) for each in settings]  # the server does not start them
     for run in runs:
         run.withdraw("stopped", "for the test")
     asked, newest = sorted(runs, key=lambda run: run.id)

@@ -43,7 +43,7 @@ def work(server: Server, actor) -> Callable[..., tuple[Run, Callable[[], None]]]
     """Have somebody else train a run, holding all devices; returns it and how to end it."""
 
     def begin(label: str) -> tuple[Run, Callable[[], None]]:
-        run = queue(server, label)
+        run = kept(server, label)
         process = actor(run, "claim", "start")
 
         def end() -> None:
@@ -53,6 +53,11 @@ def work(server: Server, actor) -> Callable[..., tuple[Run, Callable[[], None]]]
         return run, end
 
     return begin
+
+
+def kept(server: Server, label: str) -> Run:
+    """A run that the server does not start: this process is to see to it."""
+    return Run.create(server.runs_dir, TrainConfig(dataset="shapes", label=label), waits_here=True)
 
 
 def queue(server: Server, label: str) -> Run:
@@ -118,7 +123,7 @@ def test_a_double_click_starts_one_run_and_two_presses_start_two(server: Server,
 
 
 def test_an_ended_run_is_resumed_into_the_queue_while_another_trains(server: Server, page: Page, work):
-    ended = queue(server, "ended")
+    ended = kept(server, "ended")
     ended.withdraw("stopped", "for the test")
     (ended.path / "last.pt").touch()
     visit(page, f"{server.url}?run={ended.id}")
@@ -132,7 +137,7 @@ def test_an_ended_run_is_resumed_into_the_queue_while_another_trains(server: Ser
 
 
 def test_a_run_that_is_resumed_elsewhere_is_noticed(server: Server, page: Page, work):
-    ended = queue(server, "ended")
+    ended = kept(server, "ended")
     ended.withdraw("stopped", "for the test")
     visit(page, f"{server.url}?run={ended.id}")
     expect(word(page)).to_have_text("Stopped")
@@ -175,7 +180,7 @@ def test_several_queued_runs_are_cancelled_in_the_table(server: Server, page: Pa
 def watched(tmp_path: Path, page: Page, actor) -> Iterator[tuple[Server, Run]]:
     """A server, and a run with five points that somebody else trains and the page shows."""
     with serve(tmp_path) as first:
-        run = queue(first, "goes on")
+        run = kept(first, "goes on")
         process = actor(run, "claim", "start")
         learn(run, *range(1, 6))
         visit(page, first.url)
