@@ -3,9 +3,11 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,6 +106,31 @@ def test_a_run_that_is_claimed_again_by_the_same_process_is_held_again(runs_dir:
     process.kill()
     process.wait(10)
     assert run.state().status == "interrupted"
+
+
+def test_a_claim_that_somebody_removes_is_put_back_by_its_owner_and_not_into_a_run_that_is_gone(runs_dir: Path):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes"))
+    run.claim()
+    record = read_json(run.path / "process.json")
+    (run.path / "process.json").unlink()
+    run.keep_claim()
+    assert read_json(run.path / "process.json") == record
+    shutil.rmtree(run.path)
+    run.keep_claim()
+    assert not run.path.exists()
+
+
+def test_nobody_else_claims_a_run_whose_record_is_away_while_its_process_lives(runs_dir: Path, actor, start_process):
+    run = Run.create(runs_dir, TrainConfig(dataset="shapes", devices="cpu"))
+    owner = actor(run, "claim", "start")
+    (run.path / "process.json").unlink()
+    code = "import sys; from pathlib import Path; from trainer.queue import *; wait_for_turn(Run(Path(sys.argv[1])))"
+    other = start_process(sys.executable, "-c", code, run.path)
+    time.sleep(1.5)  # it looks twice a second
+    assert not run.has_claim
+    owner.kill()
+    await_true(lambda: run.has_claim, 10, "the claim of the one that waited")
+    assert other.wait(10) == 0
 
 
 def test_a_hard_linked_copy_of_a_run_at_work_is_not_at_work(runs_dir: Path, actor):

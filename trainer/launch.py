@@ -58,6 +58,7 @@ def _outcome(run: Run, placement: Placement | None, events: EventWriter) -> Outc
 
 
 def write_end(run: Run, events: EventWriter, outcome: Outcome) -> None:
+    run.keep_claim()
     cause = "nonfinite" if outcome.status == "diverged" else None
     facts = {"error": outcome.error or None, "rank": None, "step": outcome.step, "cause": cause}
     reserve.write_end(run.path, events, status=outcome.status, **facts)
@@ -65,6 +66,7 @@ def write_end(run: Run, events: EventWriter, outcome: Outcome) -> None:
 
 
 def write_failure(run: Run, events: EventWriter, blame: Blame) -> None:
+    run.keep_claim()
     facts = {"error": str(blame), "rank": blame.rank, "step": blame.step, "cause": blame.cause}
     reserve.write_end(run.path, events, status="failed", **facts)
     say(f"failed: {blame}")

@@ -94,7 +94,7 @@ def _starts(run: Run) -> bool:
 def has_trainer(run: Run) -> bool:
     """Whether a living trainer was started for this queued run, or waits for its turn; it may not be seen from here."""
     known = recorded_identity(run.launch())
-    return known is not None and (alive(known) or is_held(run.path))
+    return (known is not None and alive(known)) or is_held(run.path)
 
 
 def runs_at_work(runs_dir: Path, leaving: Run | None = None) -> Iterator[tuple[Run, list[str]]]:
@@ -140,7 +140,6 @@ def wait_for_turn(run: Run) -> Placement | None:
     Raises ConfigError if this machine cannot place it, RunError if another process claimed it.
     """
     told: list[Run] = []
-    hold(run.path)
     while True:
         answer = _try(run)
         if not isinstance(answer, list):
@@ -165,6 +164,8 @@ def _try(run: Run) -> Placement | list[Run] | None:
             _cancel(run)
             say(f"{run.id} was taken out of the queue")
             return None
+        if not hold(run.path):  # another one waits to train it, or does so though its process.json was removed
+            return []
         answer = next((turn for other, turn in turns(run.path.parent) if other.id == run.id), None)
         if answer is None:  # its config.json is away, for a moment or for good
             return []

@@ -69,22 +69,26 @@ LOCK = "lock"  # a file that nobody reads: on SMB a locked one cannot be
 _held: dict[str, int] = {}  # by run directory: the lock, open for as long as this process lives
 
 
-def hold(run: Path) -> None:
+def hold(run: Path) -> bool:
     """Lock the run directory of this process for as long as it lives, so that those who cannot see the process know
-    as well: from another container, or as another user where /proc is hidden. Without locks they go by the pid."""
+    as well: from another container, or as another user where /proc is hidden. Without locks they go by the pid.
+
+    False if another process has it.
+    """
     with suppress(OSError):
         path = run / LOCK
         if (mine := _held.get(str(run))) is not None:
             if os.path.exists(path) and os.path.samestat(os.fstat(mine), path.stat()):
-                return
+                return True
             os.close(_held.pop(str(run)))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(descriptor)
-            raise
+            return not isinstance(error, BlockingIOError)
         _held[str(run)] = descriptor
+    return True
 
 
 def _let_go() -> None:

@@ -22,6 +22,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ __all__ = ["RUN_ID", "Run", "RunError", "RunState", "RunStatus", "event_writer"]
 CHECKPOINTS = ("last", "previous", "best")  # in the order in which a resumed run tries them
 MAX_CONFIG = 1 << 20  # bytes; what is longer is no config.json
 RUN_ID = re.compile(r"\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}")
+
+
+_claims: dict[str, str] = {}  # by run directory: what this process has written into process.json
 
 
 class RunError(ValueError):
@@ -212,21 +216,34 @@ class Run:
             "events_offset": file_size(self.events_path),  # what lies before it was written by an earlier process
             "versions": versions(),
         }
-        draft = self.path / f".process.{os.getpid()}"
+        text = json.dumps(record, indent=1)
         try:
-            draft.write_text(json.dumps(record, indent=1), "utf-8")
             if owner["pid"] is not None:
                 hold(self.path)
-            os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
+            self._write_claim(text)
             if owner["pid"] is not None:
                 hold(self.path)  # a rival that came too late may have had it
+                _claims[str(self.path)] = text
         except FileExistsError:
             owner = self.process() or {}
             raise RunError(f"{self.id} was already started, by process {owner.get('pid')}") from None
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def _write_claim(self, text: str) -> None:
+        draft = self.path / f".process.{os.getpid()}"
+        try:
+            draft.write_text(text, "utf-8")
+            os.link(draft, self.path / "process.json")  # atomic, and fails if the name exists
         finally:
             draft.unlink(missing_ok=True)
+
+    def keep_claim(self) -> None:
+        """Put the record of this process's claim back if somebody has removed it: the run would count as queued."""
+        text = _claims.get(str(self.path))
+        if text and self.is_there and not self.has_claim:
+            with suppress(OSError):
+                self._write_claim(text)
 
     def requeue(self, waits_here: bool = False) -> None:
         """Put a run that has ended into the queue again; it goes on from its last checkpoint.

@@ -62,6 +62,7 @@ def _follow(context: mp.ProcessContext, store: dist.TCPStore, run: Run, watch: W
         gone = [rank for rank, process in enumerate(context.processes) if _left_early(rank, process, store)]
         if gone:
             raise find_blame(_records(run, store, watch.board), None, gone)
+        run.keep_claim()
         if not run.is_there:  # deleted: there is nothing left to train for
             raise KeyboardInterrupt
 

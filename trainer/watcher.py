@@ -73,6 +73,7 @@ def _watch(run: Run, watch: Watch, whom: Identity, tell: Callable[[Silence], obj
         time.sleep(PERIOD)
         if is_suspended(whom):  # by its owner, as with Ctrl-Z
             watch.forgive()
+        run.keep_claim()
         silence = watch.look()
         if silence or not run.is_there:
             follow_parent(None)  # it ends first, and then there is something to tell

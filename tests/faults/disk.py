@@ -192,7 +192,7 @@ def process_record_removed(stage: Stage) -> str:
     stage.at_step(run)
     (run.path / "process.json").unlink()
     second = stage.train(run)
-    time.sleep(8)
+    time.sleep(15)
     starts = end_of(run), run.events_path.read_text().count('"kind":"start"')
     assert starts[1] == 1, "it was started a second time"
     began = time.monotonic()
