@@ -17,6 +17,7 @@ from trainer.files import (
     sync_folder,
     unlink_from_copies,
 )
+from trainer.runs import RUN_ID
 
 
 def ended_pid() -> int:
@@ -86,7 +87,7 @@ def test_runs_that_were_half_made_or_half_deleted_go_and_whole_ones_stay(tmp_pat
     long_ago = time.time() - STALE_SECONDS - 10
     for folder in (old, hidden, linked, whole, tmp_path / ".git"):
         os.utime(folder, (long_ago, long_ago), follow_symlinks=False)
-    remove_stale_folders(tmp_path)
+    remove_stale_folders(tmp_path, RUN_ID)
     kept = [".git", hidden.name, linked.name, new.name, whole.name]
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
     assert (tmp_path / ".git" / "config.json").exists()

@@ -304,14 +304,20 @@ def test_the_log_is_fetched_only_while_it_is_open(script, url, page):
     page.get_by_text("last <b>line</b>").wait_for()
 
 
-def test_a_restarted_server_is_followed_again(script, runs_dir, start_process, page):
-    port = free_port()
+def shown_by_a_server_of_its_own(script, runs_dir, start_process, page, port: int):
+    """A page with 30 points, and the server's process."""
     url = f"http://127.0.0.1:{port}/"
     script.start().steps(30)
     process = start_process(*command(runs_dir, port))
     await_true(lambda: answers(url), 90, "the page")
     page.goto(url)
     await_points(page, 30)
+    return process
+
+
+def test_a_restarted_server_is_followed_again(script, runs_dir, start_process, page):
+    port = free_port()
+    process = shown_by_a_server_of_its_own(script, runs_dir, start_process, page, port)
     process.terminate()
     process.wait(20)
     page.get_by_text("Connection lost, retrying").first.wait_for()
@@ -323,13 +329,7 @@ def test_a_restarted_server_is_followed_again(script, runs_dir, start_process, p
 
 
 def test_a_server_that_does_not_answer_is_said_before_it_counts_as_lost(script, runs_dir, start_process, page):
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/"
-    script.start().steps(30)
-    process = start_process(*command(runs_dir, port))
-    await_true(lambda: answers(url), 90, "the page")
-    page.goto(url)
-    await_points(page, 30)
+    process = shown_by_a_server_of_its_own(script, runs_dir, start_process, page, free_port())
     process.send_signal(signal.SIGSTOP)
     page.get_by_text("No answer yet, waiting").first.wait_for(timeout=20_000)
     process.send_signal(signal.SIGCONT)

@@ -135,13 +135,15 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_stale_folders(runs_dir: Path) -> None:
+def remove_stale_folders(runs_dir: Path, run_id: re.Pattern[str]) -> None:
     """Remove what a killed process left beside the runs: `.<id>`, begun and not finished, and `.deleted-<id>`."""
     with suppress(OSError):
         for entry in list(os.scandir(runs_dir)):
-            if re.fullmatch(r"\.(deleted-)?\d{8}-\d{6}-(single|dp|ddp)-[0-9a-f]{4}", entry.name):
+            deleted = entry.name.startswith(".deleted-")
+            name = entry.name.removeprefix(".deleted-" if deleted else ".")
+            if name != entry.name and run_id.fullmatch(name):
                 with suppress(OSError):
-                    if entry.name.startswith(".deleted-") or _is_unfinished(entry):
+                    if deleted or _is_unfinished(entry):
                         remove_folder(Path(entry.path))
 
 

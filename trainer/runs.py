@@ -100,7 +100,7 @@ class Run:
         config = config.anchored()
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
-            remove_stale_folders(runs_dir)
+            remove_stale_folders(runs_dir, RUN_ID)
             while True:
                 run = cls(runs_dir / _new_id(config.parallel))
                 # Prepared under another name: no reader ever meets a run without its config.

@@ -14,6 +14,7 @@ from trainer.config import ConfigError, TrainConfig, choices
 from trainer.devices import Gpu, list_gpus
 from trainer.presets import PRESETS
 from ui import widgets
+from ui.run_facts import sentence
 
 FIELDS = tuple(TrainConfig.model_fields)
 # The recipe is what a preset sets. Where it runs and what it is called are the user's.
@@ -105,7 +106,7 @@ class Form:
         for field in FIELDS:
             wrong = field in errors
             update: dict[str, Any] = {
-                "info": _sentence(errors[field]) if wrong else self._help(field),
+                "info": sentence(errors[field]).removesuffix(".") + "." if wrong else self._help(field),
                 "elem_classes": list(_CLASSES_WRONG if wrong else _CLASSES),
             }
             if field == "devices" and self.gpus:
@@ -185,10 +186,6 @@ def recipe(preset: object) -> dict[str, Any]:
 def summary(errors: Mapping[str, str]) -> str:
     """All errors in one line of text."""
     return "; ".join(f"{title(field)}: {text}" for field, text in errors.items())
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _fits(field: str, value: Any) -> bool:

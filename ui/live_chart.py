@@ -6,18 +6,17 @@ it is checked, and nothing raises.
 """
 
 import json
-import logging
 import zlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import plotly
-from fastapi.responses import Response
 
 from trainer.runs import RUN_ID, Run
 from ui.curves import POINT_BINS, Cursor, Curves
+from ui.json_reply import json_reply
 from ui.run_facts import elapsed, facts, log_end
 
 HERE = Path(__file__).parent
@@ -28,10 +27,6 @@ HEAD = f'<link rel="preload" as="script" href="{_PLOTLY_URL}">'  # for launch():
 CSS = (HERE / "live_chart.css").read_text("utf-8")  # for launch()
 MAX_RUNS = 8  # in one comparison; there are as many colours
 MAX_COUNT = 2**53
-
-TROUBLE = "The server failed to answer: its output says why"
-
-log = logging.getLogger(__name__)
 
 
 def _component_js(mode: str) -> str:
@@ -48,7 +43,10 @@ def _chart(curves: Curves, mode: str, value: dict[str, Any], elem_id: str) -> gr
         html_template=(HERE / f"live_chart_{mode}.html").read_text("utf-8"),
         js_on_load=_component_js(mode),
         head=f'<script src="{_PLOTLY_URL}"></script>',
-        server_functions=[_quiet(_points, curves), _quiet(_log, curves)],
+        server_functions=[
+            json_reply(partial(points_reply, curves), "points"),
+            json_reply(partial(log_reply, curves), "log"),
+        ],
         apply_default_css=False,
     )
 
@@ -67,22 +65,7 @@ def CompareRuns(curves: Curves, elem_id: str = "compare") -> gr.HTML:
     return _chart(curves, "compare", {"runs": []}, elem_id)
 
 
-def _quiet(answer: Callable[[Curves, dict[str, Any]], dict[str, Any]], curves: Curves) -> Callable[[Any], Response]:
-    """A server function for the page. The reply is ready-made JSON: Gradio's own encoder takes 20 times as long."""
-
-    def server_function(request: Any) -> Response:
-        try:
-            reply = answer(curves, request if isinstance(request, dict) else {})
-        except Exception:
-            log.exception("a request of the chart could not be answered")
-            reply = {"trouble": TROUBLE}
-        return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
-
-    server_function.__name__ = answer.__name__.lstrip("_")
-    return server_function
-
-
-def _points(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
+def points_reply(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
     """{runs: [{run, version, points, tests, seen}], bins} -> {runs: [what each lacks], board: its version}."""
     wanted = request.get("runs")
     max_bins = max(16, min(_count(request.get("bins")), POINT_BINS))
@@ -109,7 +92,7 @@ def _news(curves: Curves, item: dict[str, Any], max_bins: int) -> dict[str, Any]
     return reply
 
 
-def _log(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
+def log_reply(curves: Curves, request: dict[str, Any]) -> dict[str, Any]:
     """{run} -> {text}: the end of its log."""
     run_id = _run_id(request)
     return {"text": log_end(Run(curves.runs_dir / run_id)) if run_id else ""}

@@ -37,7 +37,7 @@ def facts(history: History, waiting: Waiting | None = None) -> dict[str, Any]:
         "share": round(min(1.0, step / total), 4) if total else None,
         "left": _left(history, total - step) if state.status == RunStatus.RUNNING else "",
         "facts": _numbers(history, config, step, total),
-        "reason": _held_up(history.run, state.status) or _sentence(state.error[:2000]),
+        "reason": _held_up(history.run, state.status) or sentence(state.error[:2000]),
         "notes": _notes(history),
     }
 
@@ -48,7 +48,7 @@ def _progress(history: History, waiting: Waiting | None) -> str:
     if state.status == RunStatus.QUEUED:
         return in_words(waiting) if waiting else "Queued"
     if state.status == RunStatus.STOPPED:  # nothing when it was asked to and did
-        return _sentence(str(state.end.get("error") or ""))
+        return sentence(str(state.end.get("error") or ""))
     return state.progress
 
 
@@ -151,7 +151,8 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """With a capital at its beginning."""
     return text[:1].upper() + text[1:]
 
 

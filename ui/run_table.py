@@ -4,8 +4,6 @@ The component's value is {"selected": [ids]}: set it to change the selection or 
 Event `pick`: the selection changed, or a selected run has another state; data {runs: [ids]}, newest first.
 """
 
-import json
-import logging
 import secrets
 import threading
 import time
@@ -13,40 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from fastapi.responses import Response
 
 from trainer.run_list import check_readable, iter_runs
 from trainer.runs import Run, RunError, RunState, RunStatus
-from ui.live_chart import TROUBLE
-from ui.run_facts import devices
+from ui.json_reply import json_reply
+from ui.run_facts import devices, sentence
 from ui.waiting import Board, ordinal
 
 HERE = Path(__file__).parent
 LISTED = 200
 FRESH = 0.5  # seconds for which one reading serves all browsers
 
-log = logging.getLogger(__name__)
-
 
 def run_table(board: Board, elem_id: str = "runs-table") -> Any:
     """The component. It listens to nothing; connect its event with `.pick(...)`."""
-    table = RunRows(board)
-
-    def rows(request: Any) -> Response:
-        try:
-            reply = table.since(request if isinstance(request, dict) else {})
-        except Exception:
-            log.exception("the table of runs could not be made")
-            reply = {"trouble": TROUBLE}
-        return Response(json.dumps(reply, separators=(",", ":"), allow_nan=False), media_type="application/json")
-
     return gr.HTML(
         value={"selected": []},
         elem_id=elem_id,
         elem_classes=["curves"],  # for the colours of the states
         html_template=(HERE / "run_table.html").read_text("utf-8"),
         js_on_load="\n".join((HERE / name).read_text("utf-8") for name in ("run_head.js", "run_table.js")),
-        server_functions=[rows],
+        server_functions=[json_reply(RunRows(board).since, "rows")],
         apply_default_css=False,
     )
 
@@ -75,7 +60,7 @@ class RunRows:
         try:
             check_readable(self.runs_dir)
         except RunError as error:
-            return {"trouble": f"{error}"[:1].upper() + f"{error}"[1:]}
+            return {"trouble": sentence(str(error))}
         seen = request.get("version") if request.get("server") == self._server else 0
         seen = seen if type(seen) is int else 0
         with self._lock:
