@@ -66,9 +66,10 @@ def deaf() -> None:
 
 
 def eat() -> None:
+    """Take addresses until there are none: memory that is never touched is taken at once and from nobody else."""
     eaten = []
     while True:
-        eaten.append(bytearray(50_000_000))
+        eaten.append(bytes(50_000_000))
 
 
 def memory(device: str = "cpu") -> None:
