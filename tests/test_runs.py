@@ -161,6 +161,19 @@ def test_a_completed_run_is_resumed_only_to_more_epochs(run: Run):
     assert run.config() == TrainConfig(dataset="shapes", label="mine", epochs=20)
 
 
+@pytest.mark.parametrize("words", [[], ["end:stopped"], ["end:failed"], ["end:diverged"]], ids=str)
+def test_a_run_cut_short_after_its_last_epoch_is_resumed_to_its_end(run: Run, actor, words: list[str]):
+    actor(run, "claim", "start", *words, leave=True)
+    events = event_writer(run)
+    events.write("step", step=1, epoch=float(run.config().epochs))
+    events.close()
+    assert run.state().suggested_epochs() == run.config().epochs
+    with pytest.raises(ConfigError, match="9 is not more than the 10"):
+        run.prepare_resume(epochs=run.config().epochs - 1)
+    run.prepare_resume()
+    assert run.state().status == "queued"
+
+
 def test_a_resume_to_impossible_epochs_changes_nothing(run: Run):
     completed(run, 10)
     with pytest.raises(ConfigError, match="epochs"):

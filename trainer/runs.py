@@ -275,7 +275,7 @@ class Run:
         if state.status.living or state.status == RunStatus.QUEUED:
             raise RunError(f"{self.id} is {'queued already' if state.status == RunStatus.QUEUED else 'running'}")
         config = old.changed(epochs=epochs if epochs != 0 else old.epochs)
-        if config.epochs <= state.epoch:
+        if not state.can_go_on_to(config.epochs):
             raise ConfigError(
                 {"epochs": f"{config.epochs} is not more than the {state.epoch:g} that {self.id} has done already"}
             )

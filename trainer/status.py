@@ -131,10 +131,14 @@ class RunState:
         """Epochs that lie behind the run, with the part of the one under way."""
         return max(float(event.get("epoch") or 0) for event in (self.step, self.evaluation))
 
+    def can_go_on_to(self, epochs: int) -> bool:
+        """Whether there is more to do up to so many epochs; what was cut short in its last moment is not yet done."""
+        return self.epoch < epochs or (self.epoch == epochs and self.status != RunStatus.COMPLETED)
+
     def suggested_epochs(self) -> int:
         """How far to go when it is resumed: the rest of a run that was cut short, as much again for a done one."""
         epochs = self.run.config().epochs
-        return epochs if self.epoch < epochs else 2 * epochs
+        return epochs if self.can_go_on_to(epochs) else 2 * epochs
 
     @property
     def error(self) -> str:

@@ -73,6 +73,25 @@ def killed_before_replacing(stage: Stage) -> str:
     return f"last.pt of step {step} loads; resumed and completed"
 
 
+@fault(
+    "killed after its last epoch: before that is saved, and before the end is written",
+    "interrupted; resumed without more epochs; completed; bit-equal",
+    quick=True,
+)
+def killed_in_its_last_moment(stage: Stage) -> str:
+    whole = trained(stage, epochs=2)
+    for moment in ("trainer.loop:save call=2", "trainer.launch:write_end"):
+        run = stage.new_run(epochs=2)
+        stage.train(run, f"at={moment} do=kill:SIGKILL").wait(expect.START_UP)
+        assert run.state().status == "interrupted", f"{moment}: {run.state().status}"
+        assert run.state().epoch == 2, f"{moment}: epoch {run.state().epoch}"
+        done = stage.trainer("resume", run.path)
+        assert done.returncode == 0, f"{moment}: {done.stderr}"
+        assert run.state().status == "completed", f"{moment}: {run.state().status}"
+        assert is_bit_equal(whole, run), f"{moment}: not bit-equal"
+    return "resumed, completed and bit-equal both times"
+
+
 @fault("any bit of a checkpoint flipped, at 100 places", "100 of 100 are refused, naming the file")
 def flipped_bits(stage: Stage) -> str:
     path = trained(stage).checkpoint_path("last")
