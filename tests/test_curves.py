@@ -55,8 +55,13 @@ def cursor(reply: dict) -> Cursor:
     return Cursor(reply["version"], reply["points"], reply["tests"])
 
 
+def body(answer: Callable, curves: Curves, request: object) -> bytes:
+    """What a browser gets for its request."""
+    return json_reply(partial(answer, curves), "asked")(request).body
+
+
 def ask(curves: Curves, request: object) -> dict:
-    return json.loads(json_reply(partial(points_reply, curves), "points")(request).body)
+    return json.loads(body(points_reply, curves, request))
 
 
 def point(number: int, loss: float | None) -> Point:
@@ -138,7 +143,7 @@ def test_nothing_new_is_a_small_reply(run, write, curves):
         step(write, number)
     first = ask(curves, {"runs": [{"run": run.id}]})["runs"][0]
     request = {"runs": [{key: first[key] for key in ("run", "version", "points", "tests", "seen")}]}
-    reply = json_reply(partial(points_reply, curves), "points")(request).body
+    reply = body(points_reply, curves, request)
     assert len(reply) < 300
     assert set(json.loads(reply)["runs"][0]) == {"run", "state", "version", "points", "tests", "elapsed"}
 
@@ -252,7 +257,7 @@ def test_hostile_requests_are_answered_quietly(curves, request_):
     reply = ask(curves, request_)
     assert len(reply["runs"]) <= 8
     assert all(item["state"] == "missing" for item in reply["runs"])
-    assert json.loads(json_reply(partial(log_reply, curves), "log")(request_).body) == {"text": ""}
+    assert json.loads(body(log_reply, curves, request_)) == {"text": ""}
 
 
 @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "7", None, [], {}])
@@ -321,7 +326,7 @@ def test_many_readers_at_once_all_get_the_whole(run, write, curves):
 
 def test_log_shows_its_last_lines_as_plain_text(run, curves):
     run.log_path.write_bytes(b"old\n" * 100 + b"\x1b[31mred\x1b[0m\n 1 %\r 99 %\rdone \xff\n")
-    text = json.loads(json_reply(partial(log_reply, curves), "log")({"run": run.id}).body)["text"]
+    text = json.loads(body(log_reply, curves, {"run": run.id}))["text"]
     assert text.splitlines()[-2:] == ["red", "done \N{REPLACEMENT CHARACTER}"]
     assert len(text.splitlines()) == 60
 
@@ -347,7 +352,7 @@ def test_a_million_steps_stay_small(run, curves):
             if number % 1000 == 0:
                 file.write(f'{{"kind":"eval","time":1.7e9,"step":{number},"epoch":{number / 391},"loss":0.123456,')
                 file.write(f'"accuracy":{random.random()}}}\n')
-    reply = json_reply(partial(points_reply, curves), "points")({"runs": [{"run": run.id}], "bins": 1024}).body
+    reply = body(points_reply, curves, {"runs": [{"run": run.id}], "bins": 1024})
     assert len(reply) < 200_000
     assert 1000 < len(json.loads(reply)["runs"][0]["rows"]["step"]) <= 2049
     with curves.history(run.id) as history:
