@@ -79,6 +79,8 @@ def test_a_run_from_the_first_click_to_a_resumed_end(chromium, server: Server):
     page = open_tab(context, server.url, strangers)
     expect(page.locator("#preset input")).to_have_value("smoke")
     expect(page.locator("#start")).to_have_text("Start")
+    page.locator("#field-epochs input").fill("10000")  # it must be at work until it is stopped, however fast it is
+    page.keyboard.press("Tab")
 
     clicked = time.monotonic()
     page.locator("#start").click()
