@@ -5,7 +5,8 @@ import torch
 from torchvision import transforms
 from torchvision.transforms.v2 import functional as reference
 
-from trainer.augment import HOLE, PAD, EpochPlan, crop_flip, cutout, pad, plan_epoch
+from trainer.augment import HOLE, PAD, SMALL_PAD, EpochPlan, crop_flip, cutout, pad, plan_epoch
+from trainer.config import choices
 from trainer.data import normalise
 
 MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]
@@ -26,7 +27,7 @@ def plan_of(top: int, left: int, flip: bool, hole: tuple[int, int] = (0, 0)) -> 
 
 def test_a_whole_batch_equals_torchvision_picture_by_picture(images: torch.Tensor):
     plan = plan_epoch(len(images), seed=3, epoch=2, augment="crop_flip")
-    ours = normalise(crop_flip(pad(images), plan), MEAN, STD)
+    ours = normalise(crop_flip(pad(images, "crop_flip"), plan), MEAN, STD)
     for i, (which, top, left, flip) in enumerate(zip(plan.order, plan.top, plan.left, plan.flip, strict=True)):
         picture = reference.pad(images[which].permute(2, 0, 1), [PAD])
         picture = reference.crop(picture, int(top), int(left), 32, 32)
@@ -38,7 +39,8 @@ def test_a_whole_batch_equals_torchvision_picture_by_picture(images: torch.Tenso
 def test_every_crop_of_torchvisions_own_transform_is_one_of_ours(images: torch.Tensor):
     picture = images[0].permute(2, 0, 1)
     crop = transforms.RandomCrop(32, padding=PAD)
-    ours = {(top, left): crop_flip(pad(images), plan_of(top, left, False))[0] for top in range(9) for left in range(9)}
+    table = pad(images, "crop_flip")
+    ours = {(top, left): crop_flip(table, plan_of(top, left, False))[0] for top in range(9) for left in range(9)}
     for _ in range(30):
         theirs = crop(picture).permute(1, 2, 0)
         assert sum(torch.equal(theirs, one) for one in ours.values()) == 1
@@ -46,11 +48,38 @@ def test_every_crop_of_torchvisions_own_transform_is_one_of_ours(images: torch.T
 
 def test_a_still_plan_gives_the_pictures_as_they_are_in_a_shuffled_order(images: torch.Tensor):
     plan = plan_epoch(len(images), seed=0, epoch=0, augment="none")
-    assert torch.equal(crop_flip(pad(images), plan), images[plan.order])
+    assert torch.equal(crop_flip(pad(images, "none"), plan), images[plan.order])
     assert not torch.equal(plan.order, torch.arange(len(images)))
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip", "crop_flip_cutout"])
+def test_small_shifts_look_into_a_mirrored_border_as_torchvisions_do(images: torch.Tensor):
+    plan = plan_epoch(len(images), seed=3, epoch=2, augment="shift_flip")
+    ours = crop_flip(pad(images, "shift_flip"), plan, SMALL_PAD)
+    for i, (which, top, left, flip) in enumerate(zip(plan.order, plan.top, plan.left, plan.flip, strict=True)):
+        picture = reference.pad(images[which].permute(2, 0, 1), [SMALL_PAD], padding_mode="reflect")
+        picture = reference.crop(picture, int(top), int(left), 32, 32)
+        picture = reference.horizontal_flip(picture) if flip else picture
+        assert torch.equal(ours[i], picture.permute(1, 2, 0))
+
+
+def test_small_shifts_cover_their_whole_range():
+    plan = plan_epoch(1000, seed=0, epoch=0, augment="shift_flip")
+    for shift in (plan.top, plan.left):
+        assert shift.unique().tolist() == list(range(2 * SMALL_PAD + 1))
+
+
+def test_alternating_flips_show_each_picture_both_ways_in_any_two_epochs():
+    def flips(seed: int, epoch: int) -> torch.Tensor:
+        plan = plan_epoch(1000, seed, epoch, "shift_flip")
+        return plan.flip[plan.order.argsort()]
+
+    assert 0.4 < flips(0, 0).double().mean() < 0.6
+    for epoch in range(3):
+        assert torch.equal(flips(0, epoch), ~flips(0, epoch + 1))
+    assert not torch.equal(flips(0, 0), flips(1, 0))
+
+
+@pytest.mark.parametrize("augment", choices("augment"))
 def test_an_epoch_takes_every_picture_once(augment: str):
     plan = plan_epoch(1000, seed=5, epoch=7, augment=augment)
     assert torch.equal(plan.order.sort().values, torch.arange(1000))

@@ -6,6 +6,7 @@ import torch
 from torchvision.transforms.v2 import functional as reference
 
 from trainer.augment import plan_epoch
+from trainer.config import choices
 from trainer.data import TestSet, TrainSet, normalise, to_tensor
 
 CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def test_the_weights_of_all_ranks_are_the_global_batch():
         assert sum(float(batch.weight.sum()) for batch in batches) == batches[0].global_size
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip", "crop_flip_cutout"])
+@pytest.mark.parametrize("augment", choices("augment"))
 def test_the_ranks_together_train_on_the_pictures_of_one_process(augment: str):
     data, plan = train_set(30, augment), plan_epoch(30, 4, 1, augment)
     alone = list(data.batches(plan, 12))

@@ -22,7 +22,7 @@ from trainer.loop import evaluate, lr_factor, train
 from trainer.parallel import Worker
 from trainer.ranks import RankRecord
 from trainer.runs import Run
-from trainer.session import Session, begin, build_optimizer, choose_precision
+from trainer.session import Session, begin, choose_precision
 
 CPU = torch.device("cpu")
 SCHEDULES = choices("schedule")
@@ -72,16 +72,6 @@ def test_a_cpu_trains_in_fp32_what_it_cannot_do_quickly(precision: str):
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
 def test_a_cpu_uses_bf16_where_it_has_it(precision: str):
     assert choose_precision(precision, CPU) is (torch.bfloat16 if cpu_has_bf16() else None)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_optimizer_has_the_settings_of_the_run(optimizer: str):
-    config = TrainConfig(optimizer=optimizer, lr=0.3, momentum=0.8, weight_decay=0.01, nesterov=True)
-    built = build_optimizer(torch.nn.Linear(1, 1), config)
-    (group,) = built.param_groups
-    assert type(built).__name__.lower() == optimizer
-    assert (group["lr"], group["weight_decay"]) == (0.3, 0.01)
-    assert optimizer == "adamw" or (group["momentum"], group["nesterov"]) == (0.8, True)
 
 
 def striped(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -225,8 +215,16 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(session):
 
 
 @pytest.mark.parametrize("stop_after", [2, 3])
-def test_stopped_at_any_step_and_resumed_it_is_the_unbroken_run(session, stop_after: int):
-    values = {"epochs": 2, "augment": "crop_flip_cutout", "schedule": "cosine", "log_every": 1}
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"augment": "crop_flip_cutout", "schedule": "cosine"},
+        {"model": "fast", "augment": "shift_flip", "lookahead": 2, "bias_lr": 64.0, "schedule": "triangular"},
+    ],
+    ids=["tutorial", "fast"],
+)
+def test_stopped_at_any_step_and_resumed_it_is_the_unbroken_run(session, values: dict, stop_after: int):
+    values = {"epochs": 2, "log_every": 1, **values}
     whole = session(**values)
     train(whole)
     first = session(**values)
@@ -256,6 +254,33 @@ def test_the_best_checkpoint_is_the_one_with_the_best_accuracy(session):
     assert best["step"] == max(evaluations, key=lambda step: (evaluations[step], -step))
     assert best["best"]["accuracy"] == max(evaluations.values())
     assert json.loads(json.dumps(best["config"])) == made.config.model_dump()
+
+
+def test_the_biases_of_batchnorm_learn_at_their_own_rate(session):
+    made = session(model="fast", epochs=1, lr=0.125, bias_lr=4.0)
+    train(made)
+    assert [group["lr"] for group in made.optimizer.param_groups] == [0.125, 0.5]
+    assert {event["lr"] for event in events(made.run, "step")} == {0.125}
+
+
+def test_lookahead_decides_where_a_run_ends(session):
+    ends = {}
+    for every in (0, 2):
+        made = session(model="fast", epochs=2, lookahead=every)
+        train(made)
+        ends[every] = made.model.state_dict()
+        if every:
+            slow = made.lookahead.state_dict()
+            assert all(torch.equal(ends[every][name], slow[name]) for name in slow)
+    assert not torch.equal(ends[0]["fc.weight"], ends[2]["fc.weight"])
+
+
+def test_a_run_that_takes_up_lookahead_later_averages_from_there(session):
+    first = session(model="fast", epochs=1)
+    train(first)
+    second = session(run=first.run, model="fast", epochs=2, lookahead=2)
+    assert torch.equal(second.lookahead.state_dict()["fc.weight"], first.model.state_dict()["fc.weight"])
+    assert train(second).status == "completed"
 
 
 def test_a_clipped_gradient_has_the_norm_of_the_limit(session):

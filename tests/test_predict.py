@@ -68,6 +68,14 @@ def test_probabilities_cover_all_classes_and_add_up(trained: Run):
     assert np.allclose(rows.sum(1), 1)
 
 
+def test_six_views_are_an_option_and_counted_apart(trained: Run, trainer):
+    plain, averaged = evaluate_run(trained), evaluate_run(trained, tta=True)
+    assert (plain["tta"], averaged["tta"]) == (False, True)
+    assert plain["loss"] != averaged["loss"]
+    done = trainer("evaluate", str(trained.path), "--tta")
+    assert f"six views a picture: {averaged['accuracy']:.2%} of {averaged['count']} right" in done.stdout
+
+
 def test_a_file_that_is_no_picture_gets_a_sentence_and_the_others_an_answer(trained: Run, tmp_path: Path, trainer):
     (tmp_path / "text.png").write_text("no picture")
     Image.new("RGBA", (60, 40), "red").save(tmp_path / "red.png")

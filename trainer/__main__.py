@@ -25,6 +25,7 @@ RunsDir = Annotated[Path, tyro.conf.arg(help="where the run directories are")]
 RunName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="a run's id, its path, or `latest`")]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document and nothing else")]
 Which = Annotated[Literal["best", "last", "previous"], tyro.conf.arg(help="which checkpoint")]
+Tta = Annotated[bool, tyro.conf.arg(help="test-time augmentation: the mean answer for six views of each picture")]
 
 
 def main(argv: list[str]) -> int:
@@ -201,6 +202,7 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 def evaluate(
     run: RunName,
     checkpoint: Which = "best",
+    tta: Tta = False,
     runs_dir: RunsDir = Path("runs"),
     json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -209,15 +211,15 @@ def evaluate(
     from trainer.predict import evaluate_run
 
     try:
-        result = evaluate_run(opened, checkpoint)
+        result = evaluate_run(opened, checkpoint, tta)
     except ValueError as error:
         return _fail(error)
     if json_:
         print(json.dumps(result))
         return COMPLETED
     print(
-        f"{result['checkpoint']} of step {result['step']}: {result['accuracy']:.2%} of {result['count']} right, "
-        f"loss {result['loss']:.4f}"
+        f"{result['checkpoint']} of step {result['step']}{', six views a picture' if tta else ''}: "
+        f"{result['accuracy']:.2%} of {result['count']} right, loss {result['loss']:.4f}"
     )
     for name, accuracy in result["per_class"].items():
         print(f"  {printable(name):<20} {'-' if accuracy is None else f'{accuracy:.2%}'}")
@@ -233,6 +235,7 @@ def predict(
     run: RunName,
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE...")],
     checkpoint: Which = "best",
+    tta: Tta = False,
     runs_dir: RunsDir = Path("runs"),
     json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -243,7 +246,7 @@ def predict(
     from trainer.predict import load_predictor, predict_files
 
     try:
-        results = predict_files(load_predictor(opened, checkpoint), images)
+        results = predict_files(load_predictor(opened, checkpoint), images, tta)
     except ValueError as error:
         return _fail(error)
     if json_:

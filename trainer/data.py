@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.augment import EpochPlan, crop_flip, cutout, pad
+from trainer.augment import EpochPlan, crop_flip, cutout, pad, pad_of
 
 EVAL_BATCH = 500
 
@@ -39,7 +39,7 @@ class TrainSet:
     """The training pictures on `device`, padded once. images (n, 32, 32, 3) uint8, labels (n,)."""
 
     def __init__(self, images: Tensor, labels: Tensor, normalisation: dict, augment: str, device: torch.device):
-        self.pixels = pad(images.to(device))
+        self.pixels = pad(images.to(device), augment)
         self.labels = labels.to(device)
         self.normalisation = normalisation
         self.augment = augment
@@ -59,7 +59,7 @@ class TrainSet:
             real = len(share.order) > 0
             if not real:  # the ranks must run the same collectives, so one picture stands in and counts nothing
                 share = plan.rows(start, start + 1)
-            images = normalise(crop_flip(self.pixels, share), **self.normalisation)
+            images = normalise(crop_flip(self.pixels, share, pad_of(self.augment)), **self.normalisation)
             if self.augment == "crop_flip_cutout":
                 images = cutout(images, share)
             weight = torch.full((len(share.order),), float(real), device=self.device)

@@ -63,7 +63,7 @@ def train_epoch(session: Session) -> Outcome | None:
         warmup_steps = config.warmup * session.steps_per_epoch
         lr = config.lr * lr_factor(session.step, session.total_steps, warmup_steps, config.schedule)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_scale"]
         session.step += 1
         is_last = session.step == epoch_end
         is_logged = session.step % config.log_every == 0 or session.step in (1, session.total_steps) or is_last
@@ -87,6 +87,8 @@ def train_epoch(session: Session) -> Outcome | None:
         grad_norm = _clip(session) if config.grad_clip or is_logged else None
         scaler.step(optimizer)
         scaler.update()
+        if session.lookahead:
+            session.lookahead.after(session.step)
 
         with torch.no_grad():
             correct = ((logits.argmax(1) == batch.labels) * batch.weight).sum()

@@ -104,5 +104,7 @@ def _without_effect(config: TrainConfig, gpus: Sequence[Gpu], world_size: int, c
         yield "torch.compile is used on GPUs only: on a CPU it is slower for these networks."
     if config.model != "tutorial" and (world_size > 1 or (config.parallel == "dp" and len(gpus) > 1)):
         yield ("BatchNorm sees each device's share of the batch, so the result differs a little from one device.")
+    if config.model == "tutorial" and config.bias_lr != 1:
+        yield f"bias_lr = {config.bias_lr:g} has no effect: the network has no BatchNorm."
     if config.optimizer == "adamw" and config.nesterov:
         yield "nesterov has no effect on adamw."

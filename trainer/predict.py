@@ -18,6 +18,7 @@ from trainer.datasets.prepare import prepare
 from trainer.models import MODELS, build_model
 from trainer.pictures import PictureError, read_picture, to_input
 from trainer.runs import CHECKPOINTS, Run
+from trainer.views import six_views
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Predictor:
     checkpoint: Path
 
     @torch.inference_mode()
-    def logits(self, pictures: np.ndarray) -> torch.Tensor:
-        """(n, 32, 32, 3) uint8 -> (n, num_classes) float64."""
-        parts = to_tensor(pictures).split(EVAL_BATCH)
-        return torch.cat([self.model(normalise(part, **self.normalisation)).double() for part in parts])
+    def logits(self, pictures: np.ndarray, tta: bool = False) -> torch.Tensor:
+        """(n, 32, 32, 3) uint8 -> (n, num_classes) float64; with `tta` the mean over six views of each picture."""
+        parts = [normalise(part, **self.normalisation) for part in to_tensor(pictures).split(EVAL_BATCH)]
+        return torch.cat([(six_views(self.model, part) if tta else self.model(part)).double() for part in parts])
 
-    def predict(self, pictures: np.ndarray) -> np.ndarray:
+    def predict(self, pictures: np.ndarray, tta: bool = False) -> np.ndarray:
         """(n, 32, 32, 3) uint8 -> (n, num_classes) probabilities, float64; each row adds up to 1."""
-        return self.logits(pictures).softmax(1).numpy()
+        return self.logits(pictures, tta).softmax(1).numpy()
 
 
 def load_predictor(run: Run, name: str = "best") -> Predictor:
@@ -85,7 +86,7 @@ def _predictor(run: Run, name: str) -> Predictor:
     return Predictor(model.float().eval(), classes, normalisation, int(state["step"]), path)
 
 
-def predict_files(predictor: Predictor, files: Sequence[Path]) -> list[dict[str, Any]]:
+def predict_files(predictor: Predictor, files: Sequence[Path], tta: bool = False) -> list[dict[str, Any]]:
     """One entry a file, in their order: {file, label, probability, probabilities: {class: p}, error}.
 
     Where a picture cannot be read, `error` is the sentence and the others are None.
@@ -95,7 +96,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path]) -> list[dict[str,
         entry: dict[str, Any] = dict.fromkeys(("file", "label", "probability", "probabilities", "error"))
         entry["file"] = str(file)
         try:
-            row = predictor.predict(to_input(read_picture(file))[None])[0]
+            row = predictor.predict(to_input(read_picture(file))[None], tta)[0]
         except PictureError as error:
             entry["error"] = str(error)
         else:
@@ -106,23 +107,24 @@ def predict_files(predictor: Predictor, files: Sequence[Path]) -> list[dict[str,
     return results
 
 
-def evaluate_run(run: Run, name: str = "best") -> dict[str, Any]:
+def evaluate_run(run: Run, name: str = "best", tta: bool = False) -> dict[str, Any]:
     """Count a checkpoint's answers on all test pictures of its data set.
 
-    Returns {checkpoint, step, loss, accuracy, correct, count, per_class: {class: accuracy}, answers: [class index
+    Returns {checkpoint, step, tta, loss, accuracy, correct, count, per_class: {class: accuracy}, answers: [class index
     for each test picture, in the data set's order]}. Raises CheckpointError or DataError.
     """
     predictor = load_predictor(run, name)
     prepared = prepare(run.config(), lambda text: None)
     if list(prepared.classes) != predictor.classes:
         raise CheckpointError(f"{predictor.checkpoint} was trained on other classes than the data set has now")
-    logits = predictor.logits(prepared.test_images)
+    logits = predictor.logits(prepared.test_images, tta)
     labels = to_tensor(prepared.test_labels)
     answers = logits.argmax(1)
     right = answers == labels
     return {
         "checkpoint": predictor.checkpoint.name,
         "step": predictor.step,
+        "tta": tta,
         "loss": nn.functional.cross_entropy(logits, labels).item(),
         "accuracy": right.double().mean().item(),
         "correct": int(right.sum()),

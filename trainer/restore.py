@@ -103,5 +103,7 @@ def _take_weights(session: "Session", state: dict[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != parameter.shape:
                 raise ValueError(f"the optimizer's {key} has another shape than its weight")
+    if session.lookahead:  # one that was not saved, as by a run without, starts from the weights
+        session.lookahead.load_state_dict(state["schedule"].get("lookahead") or session.lookahead.fast)
     if scaler.is_enabled() and state["schedule"].get("scaler"):  # without one in fp32, which has no scale
         scaler.load_state_dict(state["schedule"]["scaler"])
