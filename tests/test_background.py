@@ -12,7 +12,7 @@ from tests.conftest import ROOT, await_true
 from tests.page import end_runs
 from trainer.background import last_line, start_waiting
 from trainer.config import TrainConfig
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.processes import alive
 from trainer.queue import cancel
 from trainer.runs import Run

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.conftest import ROOT
 from trainer.__main__ import main
 from trainer.config import TrainConfig
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.run_list import iter_runs, list_runs
 from trainer.runs import Run
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainer.config import TrainConfig
@@ -338,6 +339,79 @@ def test_log_shows_its_last_lines_as_plain_text(run, curves):
 def test_durations_read_well(seconds, exact, rough):
     assert duration(seconds) == exact
     assert duration(seconds, rough=True) == rough
+
+
+def lines(*events: dict) -> str:
+    """As the trainer writes them."""
+    return "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events)
+
+
+def odd_run(count: int) -> list[dict]:
+    """Steps with gaps, spikes, a clock that steps back, evaluations, warnings and two resumes."""
+    random.seed(4)
+    events: list[dict] = [{"kind": "start", "time": 1000.0, "step": 0, "total_steps": 10 * count}]
+    step = 0
+    for number in range(count):
+        step += random.choice((1, 1, 1, 10))
+        moment = 1000 + number / 5 - (300 if number == count // 3 else 0)
+        loss = None if number % 501 == 7 else random.random() + (50 if number % 997 == 0 else 0)
+        events.append({"kind": "step", "time": moment, "step": step, "epoch": step / 100, "loss": loss, "lr": 0.1})
+        if number % 400 == 399:
+            events.append({"kind": "eval", "time": moment, "step": step, "loss": 1.0, "accuracy": random.random()})
+        if number in (count // 2, count // 2 + 900):
+            step -= 700
+            events.append({"kind": "start", "time": moment + 5000, "step": step})
+    return events
+
+
+@pytest.mark.parametrize("bins", [16, 128, 1024])
+def test_read_all_at_once_a_run_is_as_if_read_line_by_line(run: Run, runs_dir: Path, bins: int):
+    events = odd_run(30_000)
+    slow = Curves(runs_dir)
+    with run.events_path.open("w") as file:
+        for event in events:
+            file.write(lines(event))
+            if event["kind"] != "step" or event["step"] % 10 == 0:
+                file.flush()
+                with slow.history(run.id):
+                    pass
+    with slow.history(run.id) as one_by_one, Curves(runs_dir).history(run.id) as at_once:
+        for name in ("num_points", "num_tests", "num_nonfinite", "first_nonfinite", "last_step", "best_accuracy"):
+            assert getattr(at_once, name) == getattr(one_by_one, name), name
+        assert at_once.elapsed == pytest.approx(one_by_one.elapsed)
+        assert at_once.seconds_per_step == pytest.approx(one_by_one.seconds_per_step)
+        ours, theirs = (history.since(NOTHING, max_bins=bins) for history in (at_once, one_by_one))
+        assert list(at_once.recent)[-1].step == events[-1]["step"] or events[-1]["kind"] != "step"
+        assert len(at_once.recent) == RECENT
+    assert ours["rows"].keys() == theirs["rows"].keys()
+    for name, column in theirs["rows"].items():
+        assert all((a is None) == (b is None) for a, b in zip(ours["rows"][name], column, strict=True)), name
+        known = [[value for value in values if value is not None] for values in (ours["rows"][name], column)]
+        assert known[0] == pytest.approx(known[1], rel=1e-4), name
+    assert ours["test_rows"] == theirs["test_rows"]
+
+
+def test_smoothing_many_at_once_equals_one_by_one():
+    random.seed(5)
+    values = [math.nan if random.random() < 0.05 else random.random() for _ in range(5000)]
+    values[:3] = [math.nan] * 3
+    one_by_one, at_once = Smoother(0.9), Smoother(0.9)
+    expected = [one_by_one.add(None if math.isnan(value) else value) for value in values]
+    found = np.concatenate([at_once.extend(np.array(part)) for part in (values[:1], values[1:700], values[700:])])
+    for theirs, ours in zip(expected, found.tolist(), strict=True):
+        assert math.isnan(ours) if theirs is None else ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_an_odd_line_among_thousands_costs_nothing_but_itself(run: Run, curves: Curves):
+    good = [
+        {"kind": "step", "time": 1.0 + n, "step": n, "epoch": n / 100, "loss": 1.0, "lr": 0.1} for n in range(1, 301)
+    ]
+    for odd in ("nonsense", '{"kind":"step","step":"x"}', '{"kind":"step","time":1.0,"step":1e400,"loss":1}'):
+        run.events_path.write_text(lines(*good[:150]) + odd + "\n" + lines(*good[150:]))
+        assert since(Curves(curves.runs_dir), run)["rows"]["step"] == [*range(1, 301)]
+    for odd in ('{"kind":"step","time":1.0,"step":150,"loss":1,"new":[7]}', '{"kind":"step","step":150}'):
+        run.events_path.write_text(lines(*good[:149]) + odd + "\n" + lines(*good[150:]))
+        assert since(Curves(curves.runs_dir), run)["rows"]["step"] == [*range(1, 301)]
 
 
 @pytest.mark.slow

@@ -3,15 +3,14 @@
 import json
 import math
 import os
-import random
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import small_files
-from trainer.events import MAX_LINE, EventTail, EventWriter, read_events
+from trainer.event_reader import read_events
+from trainer.events import EventWriter
 
 
 @pytest.fixture
@@ -44,147 +43,6 @@ def test_no_file_has_no_events(path: Path):
     assert read_events(path) == []
 
 
-def test_cut_at_any_byte_only_the_torn_line_is_missing_and_comes_when_it_is_whole(path: Path, tmp_path: Path):
-    write(path, "start", text="ü")
-    write(path, "end", status="completed")
-    whole = path.read_bytes()
-    first_line = whole.index(b"\n") + 1
-    for cut in range(len(whole) + 1):
-        torn = tmp_path / "torn"
-        torn.write_bytes(whole[:cut])
-        tail = EventTail(torn)
-        early = [event["kind"] for _, event in tail.read()]
-        assert early == ["start"] * (cut >= first_line) + ["end"] * (cut == len(whole))
-        torn.write_bytes(whole)
-        late = [event["kind"] for _, event in tail.read()]
-        assert early + late == ["start", "end"]
-        assert tail.generation == 0
-
-
-@pytest.mark.parametrize(
-    "line", [b"", b"{", b"null", b"3", b"[]", b'{"time": 1}', b'{"kind": 3}', b"\xff\xfe\x00", b"[" * 100_000, b"nan"]
-)
-def test_a_bad_line_is_skipped(path: Path, line: bytes):
-    write(path, "start")
-    with path.open("ab") as file:
-        file.write(line + b"\n")
-    write(path, "end")
-    assert kinds(path) == ["start", "end"]
-
-
-def test_positions_are_where_the_lines_begin(path: Path):
-    write(path, "start")
-    write(path, "end")
-    data = path.read_bytes()
-    assert [json.loads(data[position:].splitlines()[0])["kind"] for position, _ in EventTail(path).read()] == [
-        "start",
-        "end",
-    ]
-
-
-def test_long_lines_are_whole_and_endless_ones_are_skipped(path: Path):
-    for size in (1 << 20, MAX_LINE - 100, MAX_LINE + 100, 3 * MAX_LINE, 7):
-        write(path, "warning", text="x" * size)
-    assert [len(event["text"]) for event in read_events(path)] == [1 << 20, MAX_LINE - 100, 7]
-
-
-def test_a_tail_gives_each_event_once(path: Path):
-    tail = EventTail(path)
-    seen = []
-    for step in range(3):
-        write(path, "step", step=step)
-        seen += [event["step"] for _, event in tail.read()]
-    assert seen == [0, 1, 2]
-    assert tail.read() == []
-
-
-def test_parts_are_read_one_after_the_other_and_lose_nothing(path: Path):
-    writer = EventWriter(path)
-    for step in range(10):
-        writer.write("step", step=step)
-    writer.close()
-    tail = EventTail(path)
-    parts = [[event["step"] for _, event in tail.read(limit=4)] for _ in range(4)]
-    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]
-
-
-def test_what_is_not_taken_from_a_stream_comes_next_time(path: Path):
-    for step in range(3):
-        write(path, "step", step=step)
-    tail = EventTail(path)
-    assert next(tail.stream())[1]["step"] == 0
-    assert [event["step"] for _, event in tail.stream()] == [1, 2]
-
-
-def test_a_large_file_is_folded_in_the_memory_of_a_line(path: Path):
-    line = b'{"kind":"step","time":1.7e9,"step":1,"loss":0.5,"text":"' + b"x" * 2000 + b'"}\n'
-    path.write_bytes(line * 10_000)
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in EventTail(path).stream()) == 10_000
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_an_endless_line_is_skipped_in_bounded_memory_also_while_it_grows(path: Path):
-    write(path, "start")
-    tail = EventTail(path)
-    tracemalloc.start()
-    try:
-        seen = []
-        with path.open("ab") as file:
-            for _ in range(25):  # 100 MB
-                file.write(b"[" * (4 << 20))
-                file.flush()
-                seen += [event["kind"] for _, event in tail.read()]
-            file.write(b'\n{"kind":"end"}\n')
-        seen += [event["kind"] for _, event in tail.read()]
-        assert tracemalloc.get_traced_memory()[1] < 5 * MAX_LINE
-    finally:
-        tracemalloc.stop()
-    assert seen == ["start", "end"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        '"loss":1e999',
-        '"loss":NaN',
-        '"step":"7"',
-        '"step":1.5',
-        '"step":true',
-        f'"step":1{"0" * 400}',
-        f'"step":1{"0" * 5000}',
-        '"time":[]',
-        '"text":7',
-        '"text":"\\ud800"',
-        '"devices":"cpu"',
-        '"devices":[[1]]',
-        '"classes":{}',
-        '"config":[]',
-        '"world_size":"two"',
-        f'"x":{"[" * 100_000}',
-    ],
-)
-def test_a_value_that_readers_would_stumble_over_makes_a_bad_line(path: Path, fields: str):
-    path.write_text(f'{{"kind":"step",{fields}}}\n{{"kind":"end"}}\n')
-    assert kinds(path) == ["end"]
-
-
-def test_kinds_and_keys_of_other_versions_pass(path: Path):
-    path.write_text(
-        '{"kind":"anatomy","v":9,"parts":[1,{"a":null}]}\n{"kind":"step","loss":null,"new":{"x":"\\u0000"}}\n'
-    )
-    assert kinds(path) == ["anatomy", "step"]
-
-
-def test_noise_is_no_event_and_no_error(path: Path):
-    noise = random.Random(0).randbytes(1_000_000) + bytes(1_000_000)
-    path.write_bytes(noise + b'\n{"kind":"end"}\n' + noise)
-    assert kinds(path) == ["end"]
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_has_no_events_and_blocks_nobody(path: Path, make, capfd: pytest.CaptureFixture[str]):
     make(path)
@@ -197,17 +55,6 @@ def test_what_is_no_file_has_no_events_and_blocks_nobody(path: Path, make, capfd
 def test_a_name_that_is_no_text_is_written_and_read(path: Path):
     write(path, "warning", text=os.fsdecode(b"caf\xe9.png"))
     assert [event["text"] for event in read_events(path)] == ["caf?.png"]
-
-
-def test_a_cut_file_is_read_anew_and_says_so(path: Path):
-    write(path, "start", text="a long first life")
-    tail = EventTail(path)
-    tail.read()
-    os.truncate(path, 0)
-    assert tail.read() == []
-    write(path, "end")
-    assert [event["kind"] for _, event in tail.read()] == ["end"]
-    assert tail.generation == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.conftest import ROOT, await_true
 from trainer import checkpoint
 from trainer.config import TrainConfig
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.launch import launch
 from trainer.processes import alive
 from trainer.runs import Run

@@ -17,7 +17,7 @@ from trainer.augment import plan_epoch
 from trainer.config import TrainConfig, choices
 from trainer.datasets.prepare import Prepared
 from trainer.devices import cpu_has_bf16
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.loop import evaluate, lr_factor, train
 from trainer.parallel import Worker
 from trainer.ranks import RankRecord

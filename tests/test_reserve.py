@@ -6,7 +6,8 @@ import pytest
 
 from tests.disks import fill, needs_small_disks, remount_read_only, small_disk
 from trainer import reserve
-from trainer.events import EventWriter, read_events
+from trainer.event_reader import read_events
+from trainer.events import EventWriter
 
 END = {"status": "completed", "error": "x" * 3000, "rank": None, "step": 7}
 

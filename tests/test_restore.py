@@ -13,7 +13,7 @@ from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 from trainer.config import TrainConfig
 from trainer.datasets.prepare import Prepared
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.loop import train
 from trainer.parallel import Worker
 from trainer.ranks import RankRecord

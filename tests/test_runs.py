@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import ConfigError, TrainConfig
+from trainer.event_reader import events_of
 from trainer.files import read_json
 from trainer.processes import identity
 from trainer.queue import has_trainer
@@ -222,12 +223,12 @@ def test_a_state_is_updated_by_what_is_new_and_begins_anew_with_a_cut_file(run: 
     state = run.state()
     events = event_writer(run)
     events.write("warning", text="first")
-    assert [event["kind"] for event in state.update()] == ["warning"]
+    assert [event["kind"] for _, event in events_of(state.update())] == ["warning"]
     assert state.update() == []
     os.truncate(run.events_path, 0)
     events.write("eval", accuracy=0.1)
     events.close()
-    assert [event["kind"] for event in state.update()] == ["eval"]
+    assert [event["kind"] for _, event in events_of(state.update())] == ["eval"]
     assert (state.warnings, state.best_accuracy) == ([], 0.1)
 
 

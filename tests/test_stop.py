@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import await_true
 from trainer.config import TrainConfig
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.processes import alive, tree
 from trainer.runs import Run, RunError
 from trainer.stop import stop_run

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from trainer.events import Event, EventTail
+from trainer.event_reader import Block, EventTail, StepLines
+from trainer.events import Event
 
 if TYPE_CHECKING:
     from trainer.runs import Run
@@ -27,7 +28,6 @@ class RunStatus(StrEnum):
         return self in (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.STOPPING)
 
 
-PART = 20_000  # events
 _FINAL = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.DIVERGED)  # what an `end` event may say
 
 
@@ -50,28 +50,33 @@ class RunState:
         self._tail = EventTail(self.run.events_path)
         self._positions = {"start": -1, "step": -1, "end": -1}
 
-    def update(self, limit: int | None = None) -> list[Event]:
-        """Read what is new, at most `limit` events. Returns them."""
+    def update(self) -> list[Block]:
+        """Read the next part of what is new, and return it; `has_more` tells whether there is another."""
         # Before the events: a process that ends in between leaves its `end` to be read.
         self.process = self.run.process() or {}
         is_alive = self.run.is_at_work(self.process)
         generation = self._tail.generation
-        found = self._tail.read(limit)
+        found = self._tail.read()
         if self._tail.generation != generation:
-            fresh = RunState(self.run)
-            events = fresh.update(limit)
-            self.__dict__.update(fresh.__dict__)
-            self._tail.generation = generation + 1
-            return events
-        for position, event in found:
-            self._fold(position, event)
+            tail = self._tail
+            self.__dict__.update(RunState(self.run, process=self.process).__dict__)
+            self._tail = tail
+        for block in found:
+            known = block.newest() if isinstance(block, StepLines) else block
+            if known is not None:
+                self._fold(*known)
         self.status = self._derive(is_alive)
-        return [event for _, event in found]
+        return found
+
+    @property
+    def has_more(self) -> bool:
+        return self._tail.has_more
 
     def read_all(self) -> "RunState":
         """Read all that is new, in parts, so that a long run is never in memory as a whole. Returns itself."""
-        while len(self.update(PART)) == PART:
-            pass
+        self.update()
+        while self.has_more:
+            self.update()
         return self
 
     def _fold(self, position: int, event: Event) -> None:

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from trainer.event_reader import StepLines, events_of
 from trainer.events import Event
 from trainer.files import file_size
 from trainer.runs import RUN_ID, Run, RunError, RunState
-from trainer.status import PART
-from ui.thinning import SMOOTHING, Evaluation, Point, Row, Smoother, Thinned
+from ui.step_columns import StepColumns, step_columns
+from ui.thinning import SMOOTHING, Evaluation, Point, Points, Row, Smoother, Thinned
 from ui.waiting import Board
 
 POINT_BINS = 1024  # at most two points each, and a third where the loss was not finite
@@ -35,6 +38,28 @@ class Cursor:
     version: str = ""
     points: int = 0
     tests: int = 0
+
+
+class Recent:
+    """The newest `RECENT` points. Many at once are kept as columns until somebody asks."""
+
+    def __init__(self) -> None:
+        self._made: deque[Point] = deque(maxlen=RECENT)
+        self._waiting: list[Points] = []
+
+    def add(self, point: Point) -> None:
+        self.points().append(point)
+
+    def extend(self, points: Points) -> None:
+        self._waiting.append(points.last(RECENT))
+        while sum(len(waiting.step) for waiting in self._waiting[1:]) >= RECENT:
+            del self._waiting[0]
+
+    def points(self) -> deque[Point]:
+        for waiting in self._waiting:
+            self._made.extend(waiting.at(slice(None)))
+        self._waiting.clear()
+        return self._made
 
 
 class History:
@@ -54,7 +79,7 @@ class History:
         self.best_accuracy: float | None = None  # percent
         self.num_nonfinite = self.first_nonfinite = 0
         self.elapsed = 0.0  # seconds of training up to the newest event, without the time between two processes
-        self.recent: deque[Point] = deque(maxlen=RECENT)
+        self._recent = Recent()
         self.recent_tests: deque[Evaluation] = deque(maxlen=RECENT)
         self._points = Thinned(POINT_BINS, "loss")
         self._tests = Thinned(TEST_BINS, "accuracy")
@@ -75,20 +100,56 @@ class History:
 
     def _read(self) -> bool:
         """Fold the new events; those that a later `start` takes back are left out. False if one was folded already."""
-        holds = True
-        while events := self.state.update(PART):
-            for event in events:
-                step = _whole(event.get("step"))
-                if event["kind"] == "start":
-                    self._segment += 1
-                    if self._segment > len(self._starts):
-                        self._starts.append(step)
-                        holds = holds and step >= self.last_step
-                elif event["kind"] in ("step", "eval") and step > min(self._starts[self._segment :], default=math.inf):
-                    continue
-                if holds:
-                    self._fold(event)
-        return holds
+        self._holds = True
+        while True:
+            for block in self.state.update():
+                columns = step_columns(block) if isinstance(block, StepLines) else None
+                if columns is not None:
+                    self._fold_many(columns.until(self._last_that_stands))
+                else:
+                    for _, event in events_of([block]):
+                        self._meet(event)
+            if not self.state.has_more:
+                return self._holds
+
+    @property
+    def _last_that_stands(self) -> float:
+        """The step where a later `start` goes on: what was read before that start and lies beyond does not stand."""
+        return min(self._starts[self._segment :], default=math.inf)
+
+    def _meet(self, event: Event) -> None:
+        step = _whole(event.get("step"))
+        if event["kind"] == "start":
+            self._segment += 1
+            if self._segment > len(self._starts):
+                self._starts.append(step)
+                self._holds = self._holds and step >= self.last_step
+        elif event["kind"] in ("step", "eval") and step > self._last_that_stands:
+            return
+        if self._holds:
+            self._fold(event)
+
+    def _fold_many(self, columns: StepColumns) -> None:
+        """The same as folding these `step` events one by one."""
+        count = len(columns.step)
+        if not count or not self._holds:
+            return
+        self.origin = float(columns.time[0]) if self.origin is None else self.origin
+        elapsed = np.maximum.accumulate(np.maximum(self.elapsed, columns.time - self.origin))
+        self.elapsed, self.last_step = float(elapsed[-1]), max(self.last_step, int(columns.step[-1]))
+        is_gap = np.isnan(columns.loss)
+        if is_gap.any():
+            self.num_nonfinite += int(is_gap.sum())
+            self.first_nonfinite = self.first_nonfinite or int(columns.step[is_gap.argmax()])
+        speed = float(columns.images_per_second[-1])
+        self.images_per_second = None if math.isnan(speed) else speed
+        light, strong = (smoother.extend(columns.loss) for smoother in self._smoothers)
+        points = Points(
+            columns.step, elapsed / 60, np.nan_to_num(columns.epoch), columns.loss, light, strong, columns.lr
+        )
+        self.num_points += count
+        self._recent.extend(points)
+        self._points.extend(points)
 
     def _fold(self, event: Event) -> None:
         kind, time = event["kind"], _number(event.get("time"))
@@ -118,7 +179,7 @@ class History:
             self.first_nonfinite = self.first_nonfinite or step
         self.images_per_second = _number(event.get("images_per_second"))
         self.num_points += 1
-        self.recent.append(point)
+        self._recent.add(point)
         self._points.add(point)
 
     def _add_test(self, event: Event, step: int, minutes: float, epoch: float, loss: float | None) -> None:
@@ -132,11 +193,17 @@ class History:
         self._tests.add(test)
 
     @property
+    def recent(self) -> deque[Point]:
+        """The newest points, none of them left out."""
+        return self._recent.points()
+
+    @property
     def seconds_per_step(self) -> float | None:
         """Measured over the points held unthinned, so evaluations count as they should."""
-        if len(self.recent) < 2:
+        recent = self.recent
+        if len(recent) < 2:
             return None
-        first, last = self.recent[-min(200, len(self.recent))], self.recent[-1]
+        first, last = recent[-min(200, len(recent))], recent[-1]
         return (last.minutes - first.minutes) * 60 / (last.step - first.step) if last.step > first.step else None
 
     def since(self, cursor: Cursor, max_bins: int = POINT_BINS) -> dict[str, Any]:

@@ -1,8 +1,16 @@
-"""Long histories made short: rows thinned in stable bins that keep every spike, and a smoothed loss."""
+"""Long histories made short: rows thinned in stable bins that keep every spike, and a smoothed loss.
+
+What arrives one by one goes through `add`; what is read from a long file, thousands at a time, through `extend`.
+"""
 
 import math
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 256
 SMOOTHING = {"light": 0.9, "strong": 0.98}  # weight of the past in the moving average, per logged point
 
 
@@ -16,6 +24,25 @@ class Point(NamedTuple):
     light: float | None
     strong: float | None
     lr: float | None
+
+
+class Points(NamedTuple):
+    """Many of them as columns, each (n,), steps int64, the others float64; what is None in a Point is NaN here."""
+
+    step: NDArray[Any]
+    minutes: NDArray[Any]
+    epoch: NDArray[Any]
+    loss: NDArray[Any]
+    light: NDArray[Any]
+    strong: NDArray[Any]
+    lr: NDArray[Any]
+
+    def at(self, pick: NDArray[np.int64] | slice) -> list[Point]:
+        columns = [[None if value != value else value for value in column[pick].tolist()] for column in self]
+        return [Point(*row) for row in zip(*columns, strict=True)]
+
+    def last(self, count: int) -> "Points":
+        return Points(*(column[-count:].copy() for column in self))
 
 
 class Evaluation(NamedTuple):
@@ -54,6 +81,18 @@ class Thinned:
                 self.width, self._bins = self._merged(self.limit)
         values = [value for row in self._bins[-1][1] if (value := getattr(row, self.column)) is not None]
         self._low, self._high = (min(values), max(values)) if values else (math.inf, -math.inf)
+
+    def extend(self, points: Points) -> None:
+        """Add points whose steps do not fall: those of each bin that can count, the others are never made."""
+        numbers, values = points.step // self.width, getattr(points, self.column)
+        gaps = np.flatnonzero(np.isnan(values))
+        kept = set(gaps[np.unique(numbers[gaps], return_index=True)[1]].tolist())
+        low, high = np.where(np.isnan(values), math.inf, values), np.where(np.isnan(values), -math.inf, values)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        for start, stop in pairwise([*starts, len(numbers)]):
+            kept |= {start + int(low[start:stop].argmin()), start + int(high[start:stop].argmax())}
+        for row in points.at(np.array(sorted(kept), np.int64)):
+            self.add(row)
 
     def rows(self, limit: int) -> list[Row]:
         """What is left of the history with at most `limit` bins: a part of all rows, none of them changed."""
@@ -95,3 +134,25 @@ class Smoother:
             self._sum = self.weight * self._sum + (1 - self.weight) * value
             self._mass = self.weight * self._mass + (1 - self.weight)
         return self._sum / self._mass if self._mass else None
+
+    def extend(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What `add` gives for each of many values; NaN stands for None."""
+        is_finite = ~np.isnan(values)
+        before = self._sum / self._mass if self._mass else math.nan
+        sums = _decayed_sums(self._sum, values[is_finite], self.weight)
+        masses = _decayed_sums(self._mass, np.ones(len(sums)), self.weight)
+        if len(sums):
+            self._sum, self._mass = float(sums[-1]), float(masses[-1])
+        return np.concatenate([[before], sums / masses])[np.cumsum(is_finite)]
+
+
+def _decayed_sums(start: float, values: NDArray[np.float64], weight: float) -> NDArray[np.float64]:
+    """The sums s = weight * s + (1 - weight) * value after each value; `BLOCK` at a time, before the powers vanish."""
+    sums = np.empty(len(values))
+    powers = weight ** np.arange(1, BLOCK + 1)
+    for begin in range(0, len(values), BLOCK):
+        part = values[begin : begin + BLOCK]
+        power = powers[: len(part)]
+        sums[begin : begin + BLOCK] = power * (start + np.cumsum((1 - weight) * part / power))
+        start = sums[begin + len(part) - 1]
+    return sums

@@ -21,7 +21,7 @@ from PIL import Image
 from tests.conftest import ROOT, await_true
 from tests.page import Server, serve
 from trainer.config import TrainConfig
-from trainer.events import read_events
+from trainer.event_reader import read_events
 from trainer.processes import Identity, alive, identity, wait_gone
 from trainer.run_list import iter_runs
 from trainer.runs import Run
