@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run test faults lint format clean
+.PHONY: run test faults bench lint format clean
 
 run: .venv/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -14,6 +14,10 @@ test: .venv/.installed-dev
 # Injects every fault of the catalogue into real runs: a line for each, exit code 1 if a promise is broken.
 faults: .venv/.installed-dev
 	$(BIN)/python -m tests.faults $(ARGS)
+
+# Speed as ratios measured side by side. ARGS="--only train ddp --rounds 8 --record"
+bench: .venv/.installed-dev
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
