@@ -283,6 +283,10 @@ def test_facts_travel_only_when_they_change(run, write, curves):
         "Test accuracy": "-",
         "Best": "-",
     }
+    choices = {"precision": "bf16", "memory_format": "channels_last", "threads": 1, "allocator": "freed memory kept"}
+    write("start", step=50, total_steps=100, world_size=1, devices=["A CPU"], **choices)
+    first = ask(curves, {"runs": [{"run": run.id}]})["runs"][0]
+    assert first["setup"] == "Single device, A CPU, bf16, channels_last, 1 thread, freed memory kept"
     item = {"run": run.id, "seen": first["seen"]}
     assert "facts" not in ask(curves, {"runs": [item]})["runs"][0]
     write("warning", text="mind <b>this</b>")

@@ -5,6 +5,7 @@ pytest tests/test_launch.py
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -270,9 +271,12 @@ def test_data_that_is_not_there_fails_with_one_sentence_before_any_rank_starts(r
     assert not run.rank_records()
 
 
-def test_ranks_share_the_cores(unbroken):
+def test_the_start_says_what_was_chosen_for_this_machine_and_ranks_share_the_cores(unbroken):
     cores = len(psutil.Process().cpu_affinity())
-    assert events(unbroken("single"), "start")[0]["threads"] == cores
+    start = events(unbroken("single"), "start")[0]
+    assert start["threads"] == cores
+    assert start["memory_format"] == "channels_last"
+    assert start["allocator"] == ("freed memory kept" if platform.libc_ver()[0] == "glibc" else "system")
     assert events(unbroken("ddp"), "start")[0]["threads"] == max(1, cores // 2)
 
 

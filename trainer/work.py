@@ -27,7 +27,7 @@ def run_rank(
     """The work of one rank in its own process; the process group, if the mode has one, is up already."""
     record.at(Phase.PREPARING)
     torch.set_num_threads(placement.threads)
-    keep_freed_memory()
+    keeps_memory = keep_freed_memory()
     device = torch.device("cpu")
     if placement.gpus:
         local = int(os.environ.get("LOCAL_RANK", rank))
@@ -37,12 +37,12 @@ def run_rank(
     dp_devices = tuple(range(len(placement.gpus))) if config.parallel == "dp" else ()
     worker = Worker(rank, placement.world_size, device, dp_devices)
     session = begin(config, worker, run, open_prepared(data_path), record)
-    session.emit("start", **_start_event(session, placement))
+    session.emit("start", **_start_event(session, placement, keeps_memory))
     record.beat(session.step, Phase.PREPARING)
     return train(session)
 
 
-def _start_event(session: Session, placement: Placement) -> dict[str, Any]:
+def _start_event(session: Session, placement: Placement, keeps_memory: bool) -> dict[str, Any]:
     precision = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[session.autocast]
     return {
         "v": 1,
@@ -52,7 +52,9 @@ def _start_event(session: Session, placement: Placement) -> dict[str, Any]:
         "devices": [f"GPU {gpu.index} {gpu.name}" for gpu in placement.gpus] or [cpu_name()],
         "backend": placement.backend,
         "precision": precision,
+        "memory_format": "channels_last",
         "threads": placement.threads,
+        "allocator": "freed memory kept" if keeps_memory else "system",
         "parameters": num_parameters(session.model),
         "total_steps": session.total_steps,
         "steps_per_epoch": session.steps_per_epoch,

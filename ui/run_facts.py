@@ -88,13 +88,18 @@ def _numbers(history: History, config: TrainConfig, step: int, total: int) -> li
 
 
 def _setup(config: TrainConfig, start: dict[str, Any]) -> str:
-    """As in 'DistributedDataParallel, 2 ranks, 2 x NVIDIA H200, gloo, fp32'."""
+    """As in 'DistributedDataParallel, 2 ranks, AMD EPYC, gloo, fp32, channels_last, 1 thread each'."""
     parts = [MODES[config.parallel]]
     ranks = _count(start.get("world_size"))
     if config.parallel == "ddp" and ranks:
         parts.append(f"{ranks} rank{'s' if ranks != 1 else ''}")
     parts.append(devices(start.get("devices"), config.devices))
-    parts += [str(start[key]) for key in ("backend", "precision") if start.get(key)]
+    parts += [str(start[key]) for key in ("backend", "precision", "memory_format") if start.get(key)]
+    threads = _count(start.get("threads"))
+    if threads:
+        parts.append(f"{threads} thread{'s' if threads != 1 else ''}{' each' if ranks > 1 else ''}")
+    if start.get("allocator", "system") != "system":
+        parts.append(str(start["allocator"]))
     return ", ".join(parts)[:300]
 
 
