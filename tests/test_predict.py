@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.conftest import small_files
 from trainer.checkpoint import CheckpointError
@@ -158,3 +159,16 @@ def test_exported_weights_carry_what_is_needed_to_use_them(trained: Run, tmp_pat
     assert header["model"] == "tutorial"
     assert sorted(json.loads(header["classes"])) == ["blue", "green", "red"]
     assert set(json.loads(header["normalise"])) == {"mean", "std"}
+
+
+def test_half_an_export_is_half_as_large_and_gives_nearly_the_same_answers(trained: Run, tmp_path: Path, trainer):
+    export_run(trained, "best", tmp_path / "whole.safetensors")
+    done = trainer("export", str(trained.path), "--half", "--output", str(tmp_path / "half.safetensors"))
+    assert done.stdout.strip().endswith("half.safetensors")
+    whole, half = (tmp_path / f"{name}.safetensors" for name in ("whole", "half"))
+    assert half.stat().st_size < 0.51 * whole.stat().st_size
+    predictor = load_predictor(trained, "best")
+    pictures = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    expected = predictor.predict(pictures)
+    predictor.model.load_state_dict(load_file(half))
+    np.testing.assert_allclose(predictor.predict(pictures), expected, atol=5e-3)

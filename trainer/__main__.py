@@ -262,6 +262,7 @@ def export(
     run: RunName,
     output: Annotated[Path | None, tyro.conf.arg(help="the file to write; else model.safetensors in the run")] = None,
     checkpoint: Which = "best",
+    half: Annotated[bool, tyro.conf.arg(help="weights in half precision: half the bytes")] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> int:
     """Write a checkpoint's weights as safetensors."""
@@ -272,7 +273,7 @@ def export(
     if target.suffix != ".safetensors" and (target.resolve().parent / "config.json").exists():
         raise RunError(f"output: {target} lies in a run directory, where only a name with .safetensors is safe")
     try:
-        export_run(opened, checkpoint, target)
+        export_run(opened, checkpoint, target, half)
     except (ValueError, OSError) as error:
         return _fail(error)
     print(target)

@@ -137,9 +137,10 @@ def evaluate_run(run: Run, name: str = "best", tta: bool = False) -> dict[str, A
     }
 
 
-def export_run(run: Run, name: str, target: Path) -> None:
+def export_run(run: Run, name: str, target: Path, half: bool = False) -> None:
     """Write a checkpoint's weights as safetensors, with network, classes and normalisation in its header.
 
+    With `half` in half precision, in half as many bytes.
     Raises CheckpointError for the checkpoint and OSError, with its name, for the target.
     """
     from safetensors.torch import save
@@ -151,7 +152,8 @@ def export_run(run: Run, name: str, target: Path) -> None:
         "normalise": json.dumps(predictor.normalisation),
         "step": str(predictor.step),
     }
-    weights = {key: value.contiguous() for key, value in predictor.model.state_dict().items()}
+    model = predictor.model.half() if half else predictor.model
+    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.write_bytes(save(weights, metadata=header))
