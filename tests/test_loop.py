@@ -41,7 +41,7 @@ def test_without_warm_up_every_schedule_starts_at_the_full_rate():
     [
         ("constant", [1.0] * 8),
         ("triangular", [1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
-        ("step", [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),
+        ("step", [1, 1, 1, 0.2, 0.2, 0.04, 0.04, 0.008]),
         ("cosine", [0.5 * (1 + np.cos(np.pi * step / 8)) for step in range(8)]),
     ],
 )

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import load_file
 
-from tests.conftest import small_files
 from trainer.checkpoint import CheckpointError
 from trainer.config import TrainConfig
 from trainer.datasets.prepare import prepare
 from trainer.launch import launch
 from trainer.models import build_model
-from trainer.predict import evaluate_run, export_run, load_predictor
+from trainer.predict import evaluate, find_predictor, load_predictor
 from trainer.runs import Run
 
 NUM_PICTURES = 200
@@ -51,7 +48,7 @@ def test_pictures_saved_as_png_get_one_by_one_the_answers_that_evaluation_counts
     files = [tmp_path / f"{index}.png" for index in range(NUM_PICTURES)]
     for pixels, file in zip(prepared.test_images, files, strict=True):
         Image.fromarray(pixels).save(file)
-    counted = evaluate_run(trained)
+    counted = evaluate(load_predictor(trained), trained.config())
     assert counted["count"] == NUM_PICTURES
     assert len(set(counted["answers"])) == 3  # a network that always says the same would pass otherwise
 
@@ -70,7 +67,7 @@ def test_probabilities_cover_all_classes_and_add_up(trained: Run):
 
 
 def test_six_views_are_an_option_and_counted_apart(trained: Run, trainer):
-    plain, averaged = evaluate_run(trained), evaluate_run(trained, tta=True)
+    plain, averaged = (evaluate(load_predictor(trained), trained.config(), tta) for tta in (False, True))
     assert (plain["tta"], averaged["tta"]) == (False, True)
     assert plain["loss"] != averaged["loss"]
     done = trainer("evaluate", str(trained.path), "--tta")
@@ -142,33 +139,37 @@ def test_a_damaged_best_one_names_another_that_can_be_used_and_how(trained: Run,
         load_predictor(run, "best")
 
 
-def test_an_export_that_fails_leaves_what_was_there(trained: Run, tmp_path: Path):
-    target = tmp_path / "model.safetensors"
-    target.write_text("before")
-    with small_files(100_000), pytest.raises(OSError, match="File too large"):
-        export_run(trained, "best", target)
-    assert target.read_text() == "before"
-    assert list(tmp_path.glob(".model*")) == []
+def test_an_exported_file_answers_like_the_run_that_it_came_from(trained: Run, tmp_path: Path, trainer):
+    whole, half = (str(tmp_path / f"{name}.safetensors") for name in ("whole", "half"))
+    assert trainer("export", str(trained.path), "--output", whole).stdout.strip() == whole
+    trainer("export", str(trained.path), "--half", "--output", half)
+    assert os.path.getsize(half) < 0.51 * os.path.getsize(whole)
+    data = ("--dataset", "images", "--data-dir", trained.config().data_dir)
+    of_run, of_file = (
+        json.loads(trainer("evaluate", *args, "--json").stdout) for args in ([trained.path], [whole, *data])
+    )
+    assert of_file.pop("checkpoint") == "whole.safetensors"
+    assert of_run.pop("checkpoint") == "best.pt"
+    assert of_file == of_run
 
-
-def test_exported_weights_carry_what_is_needed_to_use_them(trained: Run, tmp_path: Path):
-    export_run(trained, "best", tmp_path / "model.safetensors")
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        header = file.metadata()
-        assert set(file.keys()) == set(build_model("tutorial", 3).state_dict())
-    assert header["model"] == "tutorial"
-    assert sorted(json.loads(header["classes"])) == ["blue", "green", "red"]
-    assert set(json.loads(header["normalise"])) == {"mean", "std"}
-
-
-def test_half_an_export_is_half_as_large_and_gives_nearly_the_same_answers(trained: Run, tmp_path: Path, trainer):
-    export_run(trained, "best", tmp_path / "whole.safetensors")
-    done = trainer("export", str(trained.path), "--half", "--output", str(tmp_path / "half.safetensors"))
-    assert done.stdout.strip().endswith("half.safetensors")
-    whole, half = (tmp_path / f"{name}.safetensors" for name in ("whole", "half"))
-    assert half.stat().st_size < 0.51 * whole.stat().st_size
-    predictor = load_predictor(trained, "best")
     pictures = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
-    expected = predictor.predict(pictures)
-    predictor.model.load_state_dict(load_file(half))
-    np.testing.assert_allclose(predictor.predict(pictures), expected, atol=5e-3)
+    expected = load_predictor(trained).predict(pictures)
+    found, run = find_predictor(tmp_path, half)
+    assert run is None
+    np.testing.assert_allclose(found.predict(pictures), expected, atol=5e-3)
+
+
+def test_a_network_is_counted_only_on_a_data_set_of_its_own_classes(trained: Run, trainer):
+    done = trainer("evaluate", str(trained.path), "--dataset", "shapes")
+    assert done.returncode == 1
+    assert "best.pt was trained on other classes than the data set shapes has now" in done.stderr
+    done = trainer("evaluate", str(trained.path), "--dataset", "mnist")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: dataset: ")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_what_names_no_network_is_a_bad_argument(command: str, tmp_path: Path, trainer):
+    done = trainer(command, "20200101-000000-ddp-0000", *(["a.png"] if command == "predict" else []))
+    assert done.returncode == 2
+    assert "there is no run" in done.stderr

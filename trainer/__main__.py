@@ -23,6 +23,11 @@ COMPLETED, FAILED, BAD_ARGUMENTS = 0, 1, 2
 
 RunsDir = Annotated[Path, tyro.conf.arg(help="where the run directories are")]
 RunName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="a run's id, its path, or `latest`")]
+NetworkName = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="RUN", help="a run's id, its path, `latest`, `pretrained`, or a .safetensors file"),
+]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document and nothing else")]
 Which = Annotated[Literal["best", "last", "previous"], tyro.conf.arg(help="which checkpoint")]
 Tta = Annotated[bool, tyro.conf.arg(help="test-time augmentation: the mean answer for six views of each picture")]
@@ -200,18 +205,25 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 
 
 def evaluate(
-    run: RunName,
+    run: NetworkName,
     checkpoint: Which = "best",
     tta: Tta = False,
+    dataset: Annotated[str, tyro.conf.arg(help="count on this data set; else the run's own, or cifar10")] = "",
+    data_dir: Annotated[str, tyro.conf.arg(help="where that data set is; else as the run has it, or data")] = "",
     runs_dir: RunsDir = Path("runs"),
     json_: Annotated[Json, tyro.conf.arg(name="json")] = False,
 ) -> int:
-    """Count a checkpoint's answers on all test pictures."""
-    opened = open_run(runs_dir, run)
-    from trainer.predict import evaluate_run
+    """Count a network's answers on all test pictures."""
+    named = {name: value for name, value in {"dataset": dataset, "data_dir": data_dir}.items() if value}
+    chosen = PRESETS["tutorial"].changed(**named)  # refused before anything is loaded
+    from trainer import predict
 
     try:
-        result = evaluate_run(opened, checkpoint, tta)
+        predictor, opened = predict.find_predictor(runs_dir, run, checkpoint)
+        config = opened.config().changed(**named) if opened else chosen.anchored()
+        result = predict.evaluate(predictor, config, tta)
+    except (ConfigError, RunError):
+        raise
     except ValueError as error:
         return _fail(error)
     if json_:
@@ -232,7 +244,7 @@ def _fail(error: Exception) -> int:
 
 
 def predict(
-    run: RunName,
+    run: NetworkName,
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE...")],
     checkpoint: Which = "best",
     tta: Tta = False,
@@ -242,11 +254,12 @@ def predict(
     """Say what is on pictures. A picture that cannot be read has its reason in its place."""
     if not images:
         raise RunError("give one picture or more")
-    opened = open_run(runs_dir, run)
-    from trainer.predict import load_predictor, predict_files
+    from trainer.predict import find_predictor, predict_files
 
     try:
-        results = predict_files(load_predictor(opened, checkpoint), images, tta)
+        results = predict_files(find_predictor(runs_dir, run, checkpoint)[0], images, tta)
+    except RunError:
+        raise
     except ValueError as error:
         return _fail(error)
     if json_:
@@ -263,17 +276,19 @@ def export(
     output: Annotated[Path | None, tyro.conf.arg(help="the file to write; else model.safetensors in the run")] = None,
     checkpoint: Which = "best",
     half: Annotated[bool, tyro.conf.arg(help="weights in half precision: half the bytes")] = False,
+    note: Annotated[str, tyro.conf.arg(help="your own words about the weights, kept in the file")] = "",
     runs_dir: RunsDir = Path("runs"),
 ) -> int:
     """Write a checkpoint's weights as safetensors."""
     opened = open_run(runs_dir, run)
-    from trainer.predict import export_run
+    from trainer.predict import load_predictor
+    from trainer.weights import write_weights
 
     target = output or opened.path / "model.safetensors"
     if target.suffix != ".safetensors" and (target.resolve().parent / "config.json").exists():
         raise RunError(f"output: {target} lies in a run directory, where only a name with .safetensors is safe")
     try:
-        export_run(opened, checkpoint, target, half)
+        write_weights(load_predictor(opened, checkpoint), target, half, note)
     except (ValueError, OSError) as error:
         return _fail(error)
     print(target)

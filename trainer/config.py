@@ -121,7 +121,7 @@ class TrainConfig(BaseModel):
         "constant",
         "Schedule",
         "How the learning rate falls after the warm-up: not at all, along a cosine, in a straight line, "
-        "or to a tenth at 1/2 and 3/4 of the run.",
+        "or to a fifth at 30, 60 and 80 % of the run.",
         "optimisation",
     )
     warmup: float = _option(

@@ -20,7 +20,10 @@ LONGEST_APART = 20  # steps on a GPU after which the ranks look at loss and stop
 
 
 def lr_factor(step: int, total_steps: int, warmup_steps: float, schedule: str) -> float:
-    """The share of `lr` in force for the step after `step` steps were made: a rise from 0, then the schedule."""
+    """The share of `lr` in force for the step after `step` steps were made: a rise from 0, then the schedule.
+
+    The fifths of `step` are those of Wide ResNets (arXiv:1605.07146): after 60, 120 and 160 of 200 epochs.
+    """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
@@ -30,7 +33,7 @@ def lr_factor(step: int, total_steps: int, warmup_steps: float, schedule: str) -
         case "triangular":
             return 1 - done
         case "step":
-            return 0.1 ** ((step >= total_steps / 2) + (step >= total_steps * 3 / 4))
+            return 0.2 ** sum(10 * step >= tenths * total_steps for tenths in (3, 6, 8))
     return 1.0
 
 

@@ -1,6 +1,5 @@
 """What a trained network makes of pictures. Runs on the CPU, so it never takes memory from a run on the GPUs."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +12,15 @@ from torch import nn
 
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
+from trainer.config import TrainConfig
 from trainer.data import EVAL_BATCH, normalise, to_tensor
 from trainer.datasets.prepare import prepare
 from trainer.models import MODELS, build_model
 from trainer.pictures import PictureError, read_picture, to_input
+from trainer.run_list import open_run
 from trainer.runs import CHECKPOINTS, Run
 from trainer.views import six_views
+from trainer.weights import PRETRAINED, PRETRAINED_FILE, SUFFIX, read_weights
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class Predictor:
     """A network with the pre-processing that it was trained with."""
 
     model: nn.Module
+    name: str  # of the network, one of trainer.models.MODELS
     classes: list[str]
     normalisation: dict[str, list[float]]
     step: int
-    checkpoint: Path
+    file: Path  # where it was read from
 
     @torch.inference_mode()
     def logits(self, pictures: np.ndarray, tta: bool = False) -> torch.Tensor:
@@ -40,6 +43,19 @@ class Predictor:
     def predict(self, pictures: np.ndarray, tta: bool = False) -> np.ndarray:
         """(n, 32, 32, 3) uint8 -> (n, num_classes) probabilities, float64; each row adds up to 1."""
         return self.logits(pictures, tta).softmax(1).numpy()
+
+
+def find_predictor(runs_dir: Path, reference: str, name: str = "best") -> tuple[Predictor, Run | None]:
+    """The network that a run's id or path, `latest`, `pretrained` or an exported file names, and its run if it has one.
+
+    Raises RunError if nothing has that name; CheckpointError or WeightsError if it cannot be used.
+    """
+    if reference == PRETRAINED:
+        return read_weights(PRETRAINED_FILE), None
+    if reference.endswith(SUFFIX):
+        return read_weights(Path(reference)), None
+    run = open_run(runs_dir, reference)
+    return load_predictor(run, name), run
 
 
 def load_predictor(run: Run, name: str = "best") -> Predictor:
@@ -83,7 +99,7 @@ def _predictor(run: Run, name: str) -> Predictor:
         raise
     except Exception as error:  # what does not fit raises nearly anything
         raise CheckpointError(f"{path} does not fit its network ({type(error).__name__})") from None
-    return Predictor(model.float().eval(), classes, normalisation, int(state["step"]), path)
+    return Predictor(model.float().eval(), model_name, classes, normalisation, int(state["step"]), path)
 
 
 def predict_files(predictor: Predictor, files: Sequence[Path], tta: bool = False) -> list[dict[str, Any]]:
@@ -107,22 +123,23 @@ def predict_files(predictor: Predictor, files: Sequence[Path], tta: bool = False
     return results
 
 
-def evaluate_run(run: Run, name: str = "best", tta: bool = False) -> dict[str, Any]:
-    """Count a checkpoint's answers on all test pictures of its data set.
+def evaluate(predictor: Predictor, config: TrainConfig, tta: bool = False) -> dict[str, Any]:
+    """Count a network's answers on all test pictures of the data set that `config` names.
 
     Returns {checkpoint, step, tta, loss, accuracy, correct, count, per_class: {class: accuracy}, answers: [class index
     for each test picture, in the data set's order]}. Raises CheckpointError or DataError.
     """
-    predictor = load_predictor(run, name)
-    prepared = prepare(run.config(), lambda text: None)
+    prepared = prepare(config, lambda text: None)
     if list(prepared.classes) != predictor.classes:
-        raise CheckpointError(f"{predictor.checkpoint} was trained on other classes than the data set has now")
+        raise CheckpointError(
+            f"{predictor.file} was trained on other classes than the data set {config.dataset} has now"
+        )
     logits = predictor.logits(prepared.test_images, tta)
     labels = to_tensor(prepared.test_labels)
     answers = logits.argmax(1)
     right = answers == labels
     return {
-        "checkpoint": predictor.checkpoint.name,
+        "checkpoint": predictor.file.name,
         "step": predictor.step,
         "tta": tta,
         "loss": nn.functional.cross_entropy(logits, labels).item(),
@@ -135,30 +152,3 @@ def evaluate_run(run: Run, name: str = "best", tta: bool = False) -> dict[str, A
         },
         "answers": answers.tolist(),
     }
-
-
-def export_run(run: Run, name: str, target: Path, half: bool = False) -> None:
-    """Write a checkpoint's weights as safetensors, with network, classes and normalisation in its header.
-
-    With `half` in half precision, in half as many bytes.
-    Raises CheckpointError for the checkpoint and OSError, with its name, for the target.
-    """
-    from safetensors.torch import save
-
-    predictor = load_predictor(run, name)
-    header = {
-        "model": run.config().model,
-        "classes": json.dumps(predictor.classes),
-        "normalise": json.dumps(predictor.normalisation),
-        "step": str(predictor.step),
-    }
-    model = predictor.model.half() if half else predictor.model
-    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(save(weights, metadata=header))
-        os.replace(temporary, target)
-    except OSError as error:
-        raise OSError(error.errno, f"{target} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -25,13 +25,19 @@ PRESETS: dict[str, TrainConfig] = {
         lookahead=5,
         augment="shift_flip",
     ),
-    # SGD with a cosine, the recipe of https://github.com/kuangliu/pytorch-cifar for its ResNet18.
+    # The baseline of T. DeVries and G. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout"
+    # (arXiv:1708.04552, https://github.com/uoguelph-mlrg/Cutout): ResNet18, crops and flips, 95.28 % on CIFAR-10, the
+    # mean of 5 runs.
     "resnet18": TrainConfig(
         model="resnet18",
         epochs=200,
         batch_size=128,
         lr=0.1,
-        schedule="cosine",
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+        schedule="step",
+        augment="crop_flip",
     ),
     # About a minute on two cores, no download: to see everything work once.
     "smoke": TrainConfig(dataset="shapes", epochs=3, lr=0.02, log_every=5),
@@ -40,7 +46,7 @@ PRESETS: dict[str, TrainConfig] = {
 PRESET_NOTES: dict[str, str] = {
     "tutorial": "The article's small network and settings on CIFAR-10.",
     "fast": "The best accuracy for the time: a published recipe of ten epochs, minutes on a CPU.",
-    "resnet18": "A published recipe: SGD with a cosine over 200 epochs. Hours on GPUs, days on a CPU.",
+    "resnet18": "A recipe of 200 epochs, published with 95.28 % on CIFAR-10. Hours on GPUs, days on a CPU.",
     "smoke": "Generated pictures, about a minute on a laptop, no download.",
 }
 

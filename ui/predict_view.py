@@ -20,10 +20,12 @@ element.addEventListener('click', (event) => {
 
 
 def gallery(found: Examples) -> str:
-    """Buttons with example pictures."""
+    """Buttons with example pictures; without pictures, in words what the network knows."""
     if not found.names:
         return ""
-    title = "Or a test picture of this run" if found.is_own else "Or a generated picture"
+    if not found.pictures:
+        return f'<p class="examples-title">It tells apart: {escape(", ".join(found.names))}.</p>'
+    title = "Or a test picture of its data set" if found.is_own else "Or a generated picture"
     buttons = "".join(
         f'<button type="button" data-index="{index}"><img src="{_data_url(picture)}" alt="">'
         f"<span>{escape(name)}</span></button>"
@@ -39,12 +41,14 @@ def sentence(title: str, text: str, is_problem: bool = False) -> str:
 
 
 def answer(seen: np.ndarray, found: dict[str, Any], run_name: str, wished: Any) -> str:
-    """`found` is what `PredictTab.predict` returns; `wished` is the checkpoint that was asked for."""
-    which = (
-        f"{found['checkpoint']} checkpoint"
-        if wished != "best" or found["checkpoint"] == "best"
-        else ("last checkpoint (there is no best one before the first test)")
-    )
+    """`found` is what `Answers.predict` returns; `wished` is the checkpoint that was asked for."""
+    source = [run_name]
+    if found["checkpoint"]:
+        is_other = wished == "best" and found["checkpoint"] != "best"
+        why = " (there is no best one before the first test)" if is_other else ""
+        source.append(f"{found['checkpoint']} checkpoint{why}")
+    source.append(f"step {found['step']:,}")
+    views = "six views, " if found["tta"] else ""
     ranked = sorted(found["probabilities"].items(), key=lambda item: -item[1])
     return (
         '<div class="predict-answer">'
@@ -54,8 +58,8 @@ def answer(seen: np.ndarray, found: dict[str, Any], run_name: str, wished: Any) 
         '<div role="status">'
         f'<p class="predict-label">{escape(found["label"])}</p>'
         f'<p class="predict-share">{_percent(found["probability"])}</p>'
-        f'<p class="predict-source">{escape(run_name)}, {escape(which)}, step {found["step"]:,}<br>'
-        f"{found['milliseconds']:.1f} ms on one CPU thread</p>"
+        f'<p class="predict-source">{escape(", ".join(source))}<br>'
+        f"{views}{found['milliseconds']:.1f} ms on one CPU thread</p>"
         "</div></div>"
         f'<ol class="predict-bars" aria-label="All classes">{"".join(_bar(*item) for item in ranked)}</ol>'
         "</div>"

@@ -27,10 +27,11 @@ from trainer.datasets.prepare import Prepared
 from trainer.loop import train
 from trainer.models import build_model
 from trainer.parallel import Worker
-from trainer.predict import evaluate_run, export_run, load_predictor
+from trainer.predict import evaluate, load_predictor
 from trainer.ranks import RankRecord
 from trainer.runs import Run
 from trainer.session import Session, begin
+from trainer.weights import write_weights
 
 SMALL = {"model": "resnet9", "momentum": 0.0, "nesterov": False}  # 26 MB, the smallest that there is
 CONFIG = TrainConfig(dataset="images", data_dir="none", epochs=1, batch_size=8, augment="none", **SMALL)
@@ -201,8 +202,8 @@ def uses(run: Run, target: Path) -> dict[str, Callable[[], object]]:
     return {
         "resume": lambda: start(run),
         "predict": lambda: load_predictor(run, "last"),
-        "evaluate": lambda: evaluate_run(run, "last"),
-        "export": lambda: export_run(run, "last", target),
+        "evaluate": lambda: evaluate(load_predictor(run, "last"), CONFIG),
+        "export": lambda: write_weights(load_predictor(run, "last"), target),
     }
 
 
