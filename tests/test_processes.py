@@ -161,3 +161,28 @@ def test_a_child_leaves_when_its_parent_is_killed(start_process):
     assert parent.stdout.readline() == "up\n"
     parent.kill()
     await_true(lambda: not alive(known), 20, "the child's end")
+
+
+LEAVER = """
+import atexit, os, sys
+from trainer.processes import leave_now
+sys.stdout = open(1, "w", closefd=False)  # it holds back what is printed, whatever the environment says
+atexit.register(os.abort)
+sys.stdin.readline()
+print("done")
+leave_now({})
+"""
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_one_that_leaves_now_has_its_exit_code_and_its_words_though_finalization_aborts(start_process, exit_code: int):
+    process = start_process(sys.executable, "-c", LEAVER.format(exit_code), stdin=-1, stdout=-1)
+    assert process.communicate("\n", timeout=30)[0] == "done\n"
+    assert process.returncode == exit_code
+
+
+def test_one_whose_reader_has_gone_leaves_now_all_the_same(start_process):
+    process = start_process(sys.executable, "-c", LEAVER.format(0), stdin=-1, stdout=-1)
+    process.stdout.close()
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0

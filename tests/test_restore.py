@@ -16,6 +16,7 @@ from trainer.datasets.prepare import Prepared
 from trainer.event_reader import read_events
 from trainer.loop import train
 from trainer.parallel import Worker
+from trainer.processes import leave_now
 from trainer.ranks import RankRecord
 from trainer.runs import Run
 from trainer.session import Session, begin
@@ -171,6 +172,7 @@ def _rank(rank: int, paths: list[Path], rendezvous: Path, steps: "mp.SimpleQueue
     except CheckpointError as error:
         steps.put((rank, str(error)))
     dist.destroy_process_group()
+    leave_now()
 
 
 def two_ranks(tmp_path: Path, *runs: Run) -> list[tuple]:

@@ -16,6 +16,7 @@ from trainer.flags import flags, preset_of, settings
 from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
+from trainer.processes import leave_now
 from trainer.run_list import list_runs, open_run
 from trainer.runs import RUN_ID, Run, RunError
 
@@ -107,7 +108,7 @@ def _train(run: Run) -> int:
     if _is_torchrun_worker():
         from trainer.torchrun import join_group
 
-        return _exit_code(join_group(run).status)
+        leave_now(_exit_code(join_group(run).status))
     from trainer.background import start_waiting, trainer_environment
     from trainer.processes import adopt_orphans, kill_children
     from trainer.queue import wait_for_turn

@@ -14,7 +14,7 @@ from trainer.blame import blame_silence, find_blame
 from trainer.config import TrainConfig
 from trainer.outcome import Outcome
 from trainer.placement import Placement
-from trainer.processes import leave_when_parent_dies
+from trainer.processes import leave_now, leave_when_parent_dies
 from trainer.pulse import Board, Phase, Silence, Watch
 from trainer.ranks import RankRecord
 from trainer.runs import Run
@@ -131,3 +131,4 @@ def _rank_main(
         if store is not None:
             store.set(_last_word(rank), json.dumps(record.values))
         raise
+    leave_now()
