@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer train | resume | stop | list | evaluate | predict | export`."""
+"""The command line: `python -m trainer train | resume | stop | list | race | evaluate | predict | export`."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
 from trainer.processes import leave_now
+from trainer.race_command import race_command
 from trainer.run_list import list_runs, open_run
 from trainer.runs import RUN_ID, Run, RunError
 
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
         "resume": resume,
         "stop": stop,
         "list": list_,
+        "race": race_command(preset_of(argv)),
         "evaluate": evaluate,
         "predict": predict,
         "export": export,

@@ -1,0 +1,162 @@
+"""What a run's own records say about its speed, its answers and what it used. Imports no torch."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.event_reader import read_events
+from trainer.events import Event
+from trainer.files import open_regular
+from trainer.runs import Run
+from trainer.status import RunStatus
+
+WARM_UP = 5  # steps of each process that are not counted: memory is taken and kernels are chosen in them
+FEWEST = 3  # points after the warm-up; fewer say nothing
+LONGEST_GAP = 5.0  # seconds between two samples of the machine; over a longer one nothing is assumed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of one run. None: not measured, for a reason that `status` or the kind of device gives."""
+
+    run: str
+    status: RunStatus
+    error: str
+    config: TrainConfig
+    world_size: int
+    devices: tuple[str, ...]  # names
+    is_cpu: bool
+    precision: str
+    step: int
+    images_per_second: float | None  # median over the points of the chart after the warm-up
+    seconds: float  # of training, evaluations and checkpoints among them, without the time between two processes
+    accuracy: float | None  # of the last evaluation, from 0 to 1
+    loss: float | None
+    seconds_to_target: float | None  # until the first evaluation that reached `target`
+    peak_memory: dict[str, int]  # bytes by device: "GPU 0", or "CPU" for the memory of all processes of the run
+    joules: float | None  # of its GPUs, where they tell their power
+
+    @property
+    def num_devices(self) -> int:
+        """A CPU is one device, whatever number of ranks shares it."""
+        return 1 if self.is_cpu else max(1, len(self.devices))
+
+
+def measure(run: Run, target: float = 0.0) -> Measured:
+    """Read a run, living or ended. Raises RunError or ConfigError if its settings cannot be read."""
+    state, config = run.state(), run.config()
+    events = [*_that_stand(read_events(run.events_path))]
+    start = state.start
+    names = tuple(start.get("devices") or ())
+    is_cpu = not any(name.startswith("GPU ") for name in names)
+    seconds, to_target = _clock(events, target)
+    samples = [*_samples(run)]
+    return Measured(
+        run=run.id,
+        status=state.status,
+        error=state.error,
+        config=config,
+        world_size=start.get("world_size", 0),
+        devices=names,
+        is_cpu=is_cpu,
+        precision=start.get("precision", ""),
+        step=state.step.get("step", 0),
+        images_per_second=_rate(events),
+        seconds=seconds,
+        accuracy=state.evaluation.get("accuracy"),
+        loss=state.evaluation.get("loss"),
+        seconds_to_target=to_target,
+        peak_memory=_peak_memory(samples, is_cpu),
+        joules=_joules(samples),
+    )
+
+
+def _that_stand(events: list[Event]) -> Iterator[Event]:
+    """All but the steps and evaluations that a later `start` takes back."""
+    last = [float("inf")] * (len(events) + 1)
+    for index in range(len(events) - 1, -1, -1):
+        event = events[index]
+        last[index] = min(last[index + 1], event.get("step", 0)) if event["kind"] == "start" else last[index + 1]
+    for index, event in enumerate(events):
+        if event["kind"] not in ("step", "eval") or event.get("step", 0) <= last[index]:
+            yield event
+
+
+def _rate(events: list[Event]) -> float | None:
+    """Pictures a second: the median over the points of the chart whose steps lie behind the warm-up of a process."""
+    rates, begun, before = [], 0, 0
+    for event in events:
+        if event["kind"] == "start":
+            begun = before = event.get("step", 0)
+        elif event["kind"] == "step":
+            if before >= begun + WARM_UP and event.get("images_per_second"):
+                rates.append(event["images_per_second"])
+            before = event.get("step", 0)
+    return median(rates) if len(rates) >= FEWEST else None
+
+
+def _clock(events: list[Event], target: float) -> tuple[float, float | None]:
+    """(seconds from each `start` to the last event of that process, added up; the same until `target` was reached)."""
+    done, begun, newest = 0.0, None, 0.0
+    reached = None
+    for event in events:
+        time = event.get("time")
+        if time is None:
+            continue
+        if event["kind"] == "start":
+            done += max(0.0, newest - begun) if begun is not None else 0.0
+            begun = newest = time
+        if begun is None:
+            continue
+        newest = max(newest, time)
+        if target and reached is None and event["kind"] == "eval" and (event.get("accuracy") or 0) >= target:
+            reached = done + newest - begun
+    return done + (newest - begun if begun is not None else 0.0), reached
+
+
+def _samples(run: Run) -> Iterator[dict[str, Any]]:
+    try:
+        with open_regular(run.path / "system.jsonl") as file:
+            for line in file:
+                try:
+                    sample = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(sample, dict) and _is_number(sample.get("time")):
+                    yield sample
+    except OSError:
+        return
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 2**53  # type: ignore[operator]
+
+
+def _gpus(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    gpus = sample.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def _peak_memory(samples: list[dict[str, Any]], is_cpu: bool) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for sample in samples:
+        found = [("CPU", sample.get("memory"))] if is_cpu else []
+        found += [] if is_cpu else [(f"GPU {gpu.get('index')}", gpu.get("memory")) for gpu in _gpus(sample)]
+        for name, value in found:
+            if _is_number(value):
+                peaks[name] = max(peaks.get(name, 0), int(value))  # type: ignore[arg-type]
+    return peaks
+
+
+def _joules(samples: list[dict[str, Any]]) -> float | None:
+    """Power times time, with the power of the later of two samples."""
+    total, before = None, None
+    for sample in samples:
+        watts = [gpu["power"] for gpu in _gpus(sample) if _is_number(gpu.get("power"))]
+        if before is not None and watts and 0 < sample["time"] - before <= LONGEST_GAP:
+            total = (total or 0.0) + sum(watts) * (sample["time"] - before)
+        before = sample["time"]
+    return total
