@@ -30,9 +30,7 @@ SABOTAGE = Path(__file__).parent / "sabotage"
 MARK = "FAULT_STAGE"  # in the environment of everything that a stage starts, and so of all that those start
 STEP = "at=trainer.ranks:RankRecord.beat"
 JOINING = "at=torch.distributed:init_process_group"
-EVALUATING = (
-    "at=trainer.data:normalise call=7"  # of 72 pictures in batches of 12; the seventh batch is one of test pictures
-)
+EVALUATING = "at=trainer.ranks:RankRecord.beat phase=EVALUATING"
 SAVING = "at=trainer.checkpoint:_install"  # the file is written and not yet in place
 PREPARING = "at=trainer.datasets.prepare:prepare"
 IMPORTING = "at=torch"

@@ -6,6 +6,7 @@ SABOTAGE holds orders, separated by `;`, each of these words:
     at=MODULE:FUNCTION    when the function, or a method as CLASS.METHOD, is called
     call=N                not before its Nth call
     step=N                after it was called with N (RankRecord.beat has noted the step)
+    phase=NAME            after it was called with this trainer.pulse.Phase
     rank=0|1|launcher     in which process; without it in all that get there
     do=WHAT[:ARGUMENT][+WHAT...]   one of the functions below, or several in this order
 
@@ -114,7 +115,7 @@ class Order:
     def __init__(self, text: str):
         words = dict(word.split("=", 1) for word in text.split())
         self.module, _, self.function = words["at"].partition(":")
-        self.rank, self.step = words.get("rank"), words.get("step")
+        self.rank, self.step, self.phase = (words.get(name) for name in ("rank", "step", "phase"))
         self.calls_left = int(words.get("call", "1"))
         self.actions = [action.split(":") for action in words["do"].split("+")]
 
@@ -137,10 +138,11 @@ class Order:
 
         @functools.wraps(original)
         def wrapper(*arguments, **named):
-            if not self.step:
+            if not (self.step or self.phase):
                 self.met()
             result = original(*arguments, **named)
-            if self.step and arguments[1:2] == (int(self.step),):
+            is_step = self.step and arguments[1:2] == (int(self.step),)
+            if is_step or (self.phase and self.phase in (getattr(value, "name", "") for value in arguments)):
                 self.met()
             return result
 
