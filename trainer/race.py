@@ -31,6 +31,7 @@ MOST_RUNS = 64
 POINTS = 20  # of the chart, that a race of a given number of steps has at least: one for a step of the shortest
 T = TypeVar("T")
 Scaling = Literal["strong", "weak"]
+Look = Callable[[Run, float], Measured | None]  # (run, accuracy to reach)
 _AGAIN = (RunStatus.STOPPED, RunStatus.INTERRUPTED, RunStatus.FAILED)  # what a race that is resumed tries again
 _MODE = re.compile(r"(single|dp|ddp)(?:[:x ]+(\d{1,3}))?")
 
@@ -52,7 +53,13 @@ class Entrant:
         return cls(found[1], count)
 
     @property
+    def word(self) -> str:
+        """As `parse` takes it."""
+        return self.parallel if self.parallel == "single" else f"{self.parallel}:{self.processes}"
+
+    @property
     def name(self) -> str:
+        """As people read it."""
         return self.parallel if self.parallel == "single" else f"{self.parallel} x{self.processes}"
 
 
@@ -110,6 +117,12 @@ class Plan(BaseModel):
     config: dict[str, Any]  # the settings, as another version of the program may have written them
     lanes: list[PlannedLane]
 
+    @property
+    def target(self) -> float:
+        """The accuracy until which it goes, from 0 to 1; 0: until the end."""
+        value = self.config.get("target_accuracy")
+        return float(value) if isinstance(value, int | float) else 0.0
+
 
 @dataclass(frozen=True)
 class Race:
@@ -142,16 +155,16 @@ class Race:
                 found += [Run(self.runs_dir / name) for name in lane.runs[repeat : repeat + 1]]
         return [run for run in found if run.is_there]
 
-    def lanes(self) -> list[Lane]:
-        """Its modes with what was measured so far."""
+    def lanes(self, look: Look | None = None) -> list[Lane]:
+        """Its modes with what was measured so far, run by run by `look`, which may remember; None: read anew."""
         plan = self.plan()
-        target = plan.config.get("target_accuracy") or 0.0
+        look = look or look_anew
         return [
             Lane(
                 Entrant(lane.parallel, lane.processes).name,
                 lane.parallel,
                 lane.processes,
-                [_measured(Run(self.runs_dir / name), target) for name in lane.runs],
+                [look(Run(self.runs_dir / name), plan.target) for name in lane.runs],
                 lane.refusal,
             )
             for lane in plan.lanes
@@ -264,8 +277,17 @@ def _in_order(lanes: list[T], repeat: int) -> list[T]:
     return lanes[::-1] if repeat % 2 else lanes
 
 
-def _measured(run: Run, target: float) -> Measured | None:
-    """None if it was deleted or cannot be read."""
+def side_by_side(found: Sequence[Measured]) -> list[Lane]:
+    """Any runs as lanes: those of one mode and number of devices count as repeats."""
+    lanes: dict[Entrant, list[Measured | None]] = {}
+    for one in found:
+        count = max(1, one.world_size) if one.config.parallel == "ddp" else one.num_devices
+        lanes.setdefault(Entrant(one.config.parallel, count), []).append(one)
+    return [Lane(entrant.name, entrant.parallel, entrant.processes, runs) for entrant, runs in lanes.items()]
+
+
+def look_anew(run: Run, target: float) -> Measured | None:
+    """What a run has measured; None if it was deleted or cannot be read."""
     try:
         return measure(run, target) if run.is_there else None
     except ValueError:

@@ -18,7 +18,7 @@ from trainer.log import STDERR, printable, say
 from trainer.measure import measure
 from trainer.presets import PRESETS
 from trainer.queue import POLL
-from trainer.race import Entrant, Race, Scaling, create_race, open_race, usual_entrants
+from trainer.race import Entrant, Race, Scaling, create_race, open_race, side_by_side, usual_entrants
 from trainer.race_table import Lane, headline, rows
 from trainer.run_list import open_run
 from trainer.runs import RunError, RunStatus
@@ -63,7 +63,8 @@ def race_command(preset_name: str) -> Callable[..., int]:
         if sum(map(bool, (show, resume, of, modes))) > 1:
             raise ConfigError({"race": "give either modes, or one of --show, --resume and --of"})
         if of:
-            return _print(_lanes_of(runs_dir, of), None, json_)
+            found = [measure(open_run(runs_dir, name)) for name in dict.fromkeys(of)]
+            return _print(side_by_side(found), None, json_)
         if show:
             opened = open_race(runs_dir, show)
             return _print(opened.lanes(), opened, json_)
@@ -101,16 +102,6 @@ def _wait(race: Race) -> None:
         if len(told) >= len(states):
             return
         time.sleep(POLL)
-
-
-def _lanes_of(runs_dir: Path, references: Sequence[str]) -> list[Lane]:
-    """Any runs, each with those of the same mode and number of ranks beside it as repeats."""
-    lanes: dict[tuple[str, int], list] = {}
-    for reference in dict.fromkeys(references):
-        found = measure(open_run(runs_dir, reference))
-        count = found.world_size if found.config.parallel == "ddp" else found.num_devices
-        lanes.setdefault((found.config.parallel, count), []).append(found)
-    return [Lane(Entrant(*key).name, *key, runs) for key, runs in lanes.items()]
 
 
 def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:

@@ -11,6 +11,7 @@ import gradio as gr
 from trainer.config import TrainConfig
 from trainer.devices import list_gpus
 from ui.api import Page, publish
+from ui.compare_tab import CompareTab
 from ui.curves import Curves
 from ui.first_visit import FirstVisit
 from ui.form import Form
@@ -39,6 +40,8 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
                 )
             with gr.Tab("Runs", id="runs") as runs_tab:
                 runs = build_runs_tab(curves, supervisor)
+            with gr.Tab("Compare", id="compare") as compare_tab:
+                compare = CompareTab(supervisor, curves, form)
             with gr.Tab("Predict", id="predict") as predict_tab:
                 predict = build_predict_tab(curves, runs_dir)
         publish(supervisor)  # first: a later handler of the same name would get the number behind it
@@ -48,7 +51,11 @@ def build_app(runs_dir: Path, data_dir: str) -> gr.Blocks:
             runs_tab,
             open_run=Hook(lambda run_id: [to_train, {"run": run_id}], [tabs, train.live]),
             load_settings=Hook(lambda config: [to_train, *train.fill(config)], [tabs, *train.answer]),
+            compare_runs=Hook(
+                lambda ids: [gr.update(selected="compare"), *compare.shown_runs(ids)], [tabs, *compare.outputs]
+            ),
         )
+        compare.wire(page, compare_tab, tabs)
         predict.wire(predict_tab)
     page.queue(max_size=64, default_concurrency_limit=8)
     return page
@@ -61,7 +68,7 @@ def launch_options(page: gr.Blocks) -> dict[str, Any]:
             primary_hue="indigo", font=_FONTS, font_mono=["ui-monospace", "Consolas", "monospace"]
         ),
         "css": CSS,
-        "css_paths": [Path(__file__).with_name(name) for name in ("page.css", "runs.css", "predict.css")],
+        "css_paths": [Path(__file__).with_name(name) for name in ("page.css", "runs.css", "race.css", "predict.css")],
         "head": HEAD + script(version_of(page)) + _HALF_TYPED,
         "allowed_paths": ALLOWED_PATHS,
         "footer_links": ["api", "settings"],

@@ -58,6 +58,7 @@ class RunActions:
             gr.update(visible=config is not None),
             gr.update(value=config.label) if config else gr.skip(),
             gr.update(visible=False),
+            gr.update(visible=len(states) > 1),
         ]
 
     def _summary(self, state: RunState) -> str:

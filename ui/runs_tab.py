@@ -41,6 +41,9 @@ class RunsTab:
                 self.stop = gr.Button(
                     "Stop", size="sm", variant="stop", min_width=80, visible=False, elem_id="run-stop"
                 )
+                self.speeds = gr.Button(
+                    "Compare their speed", size="sm", min_width=150, visible=False, elem_id="run-speeds"
+                )
                 self.delete = gr.Button("Delete", size="sm", min_width=80, visible=False, elem_id="run-delete")
                 with gr.Row(visible=False, elem_classes=["pair"]) as self.resuming:
                     self.epochs = widgets.Number(
@@ -72,10 +75,11 @@ class RunsTab:
             self.naming,
             self.name,
             self.confirming,
+            self.speeds,
         ]
 
-    def wire(self, tab: gr.Tab, open_run: Hook, load_settings: Hook) -> None:
-        """Connect the events. `open_run` gets a run's id, `load_settings` its TrainConfig."""
+    def wire(self, tab: gr.Tab, open_run: Hook, load_settings: Hook, compare_runs: Hook) -> None:
+        """Connect the events. `open_run` gets a run's id, `load_settings` its TrainConfig, `compare_runs` ids."""
         actions = self.actions
         chosen, told = self.compare, [self.table, *self._panel]
         # An inner tab mounts its content when it is first opened; asking at once shows what happened meanwhile.
@@ -95,6 +99,7 @@ class RunsTab:
             (self.settings, load_settings, lambda run: run.config()),
         ):
             button.click(self._leaving(hook, argument), chosen, [self.words, *hook.outputs], **_QUIET)
+        self.speeds.click(lambda value: compare_runs.update(ids_of(value)), chosen, compare_runs.outputs, **_QUIET)
 
     def _leaving(self, hook: Hook, argument: Callable[[Run], Any]) -> Callable[[Any], list[Any]]:
         def leave(value: Any) -> list[Any]:

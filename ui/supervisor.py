@@ -17,6 +17,7 @@ from trainer.background import TRAINER, start_waiting
 from trainer.config import TrainConfig
 from trainer.placement import Placement
 from trainer.queue import cancel, locked, placement_now, runs_at_work, waiting_runs
+from trainer.race import RACE_ID, Entrant, Race, Scaling, create_race, open_race
 from trainer.run_list import age_order
 from trainer.runs import RUN_ID, Run, RunError, RunState, RunStatus
 
@@ -94,6 +95,35 @@ class Supervisor:
         state = run.state()
         if state.status == RunStatus.FAILED:
             raise RunError(state.error[:1].lower() + state.error[1:])
+
+    def race(self, race_id: object) -> Race:
+        """The race of an id, which may come from anywhere. Raises RunError."""
+        if isinstance(race_id, str) and RACE_ID.fullmatch(race_id):
+            return open_race(self.runs_dir, race_id)
+        raise RunError(f"there is no race {str(race_id)[:64]!r} here")
+
+    def start_race(self, base: TrainConfig, entrants: Sequence[Entrant], scaling: Scaling, repeats: int) -> Race:
+        """A new race; its first run starts now or as soon as its devices are free. Raises ConfigError or RunError."""
+        if len(list(islice(waiting_runs(self.runs_dir), LONGEST_QUEUE))) >= LONGEST_QUEUE - len(entrants) * repeats:
+            raise RunError(f"with these runs more than {LONGEST_QUEUE} would wait: cancel some of them first")
+        race = create_race(self.runs_dir, base, entrants, scaling, repeats)
+        self.tick()
+        return race
+
+    def stop_race(self, race_id: object) -> None:
+        """Take what waits out of the queue and stop what is at work, in the background. Raises RunError."""
+
+        def stop_one(run: Run) -> None:
+            with contextlib.suppress(RunError):  # it has ended meanwhile
+                self.stop(run.id)
+
+        self.race(race_id).stop(stop_one)
+
+    def resume_race(self, race_id: object) -> int:
+        """Queue again what was stopped or failed. Returns how many runs. Raises RunError."""
+        count = self.race(race_id).resume()
+        self.tick()
+        return count
 
     def tick(self) -> None:
         """Start what waits and can be started; called each second. Troubles show in the runs and come again."""
