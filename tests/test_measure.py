@@ -151,3 +151,16 @@ def test_ranks_on_a_cpu_are_one_device(run):
 def test_a_directory_without_settings_is_refused(runs_dir):
     with pytest.raises(RunError, match="is not a run"):
         measure(Run(runs_dir / "20260101-000000-single-0000"))
+
+
+def test_what_other_programs_took_is_the_median_of_what_the_run_did_not_take_itself(run):
+    write(run, start())
+    taken = [(99.0, 60.0), (100.0, 98.0), (90.0, 50.0), (40.0, 41.0), (80.0, 10.0)]
+    samples(run, *({"time": i, "cpu": cpu, "own": own} for i, (cpu, own) in enumerate(taken)), {"time": 9, "cpu": 99})
+    assert measure(run).others == pytest.approx(0.39)
+
+
+def test_records_that_do_not_tell_their_own_work_blame_nobody(run):
+    write(run, start())
+    samples(run, *({"time": i, "cpu": 99.0} for i in range(9)))
+    assert measure(run).others is None

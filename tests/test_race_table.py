@@ -132,12 +132,27 @@ def test_numbers_measured_once_are_called_so():
 
 def test_modes_whose_ranges_overlap_are_not_ranked_without_saying_so():
     words = said(lane("single", 100.0, 90.0), lane("ddp x1", 95.0, 93.0), lane("ddp x2", 50.0, 40.0))
-    assert "Over the repeats single and ddp x1 overlap." in words
+    assert words.startswith(
+        "single and ddp x1 overlap over the repeats: which of them is faster is not certain. single trains 95 images/s."
+    )
+    assert "ddp x2 47 %" in words
     assert "overlap" not in said(lane("single", 100.0, 90.0), lane("ddp x2", 50.0, 40.0))
 
 
+def test_other_programs_that_kept_the_cpu_busy_are_told_of():
+    quiet, busy = lane("single", 100.0, others=0.02), lane("ddp x2", 90.0, others=0.34)
+    assert said(quiet, busy).endswith(
+        "Other programs took up to 34 % of this CPU meanwhile: race again when it is idle."
+    )
+    assert "Other programs" in said(busy)
+    assert "Other programs" not in said(quiet, lane("ddp x2", 90.0))
+    assert "Other programs" not in said(lane("single", 9.0, num_gpus=1, others=0.9))
+
+
 def test_one_mode_alone_is_compared_with_nothing():
-    assert said(lane("single", 100.0)) == "single trains 100 images/s; nothing else was measured to compare it with."
+    assert (
+        said(lane("single", 100.0)) == "single trains 100 images/s; no other mode has been measured to compare it with."
+    )
 
 
 def test_without_a_measured_run_nothing_is_said():

@@ -18,6 +18,7 @@ from trainer.config import ConfigError, TrainConfig
 from trainer.devices import Gpu
 from trainer.processes import alive
 from trainer.queue import runs_at_work
+from trainer.race import Entrant
 from trainer.run_list import iter_runs
 from trainer.runs import Run, RunError, RunStatus
 from ui.supervisor import LONGEST_QUEUE, Supervisor
@@ -111,6 +112,39 @@ def test_a_queue_has_an_end(supervisor: Supervisor, runs_dir: Path):
     assert time.monotonic() - began < 10
     assert supervisor.queued() == []
     assert len(supervisor.living()) == 1
+
+
+RACERS = [Entrant("single", 1), Entrant("ddp", 2)]
+
+
+def test_a_race_runs_one_run_at_a_time_is_stopped_whole_and_goes_on(supervisor: Supervisor):
+    race = supervisor.start_race(settings(devices="cpu"), RACERS, "strong", 2)
+    first, *others = race.runs()
+    await_status(first, RunStatus.RUNNING)
+    assert supervisor.living() == [first]
+    assert supervisor.queued() == others
+    supervisor.stop_race(race.id)
+    await_true(lambda: not race.is_on, 30, "the end of the race")
+    assert {str(state.status) for state in race.states()} == {"stopped"}
+    supervisor.stop_race(race.id)  # too late does no harm
+    assert supervisor.resume_race(race.id) == 4
+    await_status(first, RunStatus.RUNNING)
+    assert supervisor.queued() == others
+
+
+def test_a_race_that_would_not_fit_into_the_queue_leaves_nothing(supervisor: Supervisor, runs_dir: Path, monkeypatch):
+    monkeypatch.setattr("ui.supervisor.LONGEST_QUEUE", 3)
+    with pytest.raises(RunError, match="more than 3 would wait"):
+        supervisor.start_race(settings(devices="cpu"), RACERS, "strong", 2)
+    assert not runs_dir.exists()
+
+
+@pytest.mark.parametrize("race_id", [None, 3, "", "..", "20260101-000000-race-0000", ["x"], "x" * 10_000])
+def test_what_is_no_race_cannot_be_stopped_or_resumed(supervisor: Supervisor, race_id: object):
+    for act in (supervisor.stop_race, supervisor.resume_race):
+        with pytest.raises(RunError, match="there is no race") as caught:
+            act(race_id)
+        assert len(str(caught.value)) < 300
 
 
 def test_settings_that_this_machine_cannot_place_start_nothing(supervisor: Supervisor, runs_dir: Path):

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import await_true
@@ -12,7 +15,7 @@ from tests.disks import fill, needs_small_disks, small_disk
 from trainer import system
 from trainer.config import TrainConfig
 from trainer.runs import Run
-from trainer.system import sample_system
+from trainer.system import _Own, sample_system
 
 
 @pytest.fixture
@@ -30,6 +33,19 @@ def test_samples_come_while_the_block_runs_and_not_after(run: Run):
     assert all(0 <= sample["cpu"] <= 100 and sample["memory"] > 10**6 for sample in samples)
     assert [s["time"] for s in samples] == sorted(s["time"] for s in samples)
     assert path.read_text() == after
+
+
+def test_a_run_s_own_work_is_told_apart_from_that_of_others(start_process):
+    """A child that spins takes one core of all; a neighbour that spins counts for nothing."""
+    spin = "while True: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
+    busy = _Own(psutil.Process(start_process(sys.executable, "-c", parent).pid))
+    idle = _Own(psutil.Process(start_process(sys.executable, "-c", "input()", stdin=subprocess.PIPE).pid))
+    one_core = 100 / psutil.cpu_count()
+    await_true(lambda: time.sleep(0.2) or busy.sample()["own"] > 0.2 * one_core, 30, "the work of the child")
+    idle.sample()
+    time.sleep(0.5)
+    assert idle.sample()["own"] < 0.1 * one_core
 
 
 def test_a_folder_that_vanishes_ends_the_samples_and_nothing_else(run: Run):

@@ -38,6 +38,7 @@ class Measured:
     seconds_to_target: float | None  # until the first evaluation that reached `target`
     peak_memory: dict[str, int]  # bytes by device: "GPU 0", or "CPU" for the memory of all processes of the run
     joules: float | None  # of its GPUs, where they tell their power
+    others: float | None = None  # share of the machine's cores that other programs took, the median over its samples
 
     @property
     def num_devices(self) -> int:
@@ -71,6 +72,7 @@ def measure(run: Run, target: float = 0.0) -> Measured:
         seconds_to_target=to_target,
         peak_memory=_peak_memory(samples, is_cpu),
         joules=_joules(samples),
+        others=_others(samples),
     )
 
 
@@ -149,6 +151,15 @@ def _peak_memory(samples: list[dict[str, Any]], is_cpu: bool) -> dict[str, int]:
             if _is_number(value):
                 peaks[name] = max(peaks.get(name, 0), int(value))  # type: ignore[arg-type]
     return peaks
+
+
+def _others(samples: list[dict[str, Any]]) -> float | None:
+    shares = [
+        max(0.0, sample["cpu"] - sample["own"]) / 100
+        for sample in samples
+        if _is_number(sample.get("cpu")) and _is_number(sample.get("own"))
+    ]
+    return median(shares) if len(shares) >= FEWEST else None
 
 
 def _joules(samples: list[dict[str, Any]]) -> float | None:

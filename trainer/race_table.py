@@ -12,6 +12,8 @@ from typing import Any
 
 from trainer.measure import Measured
 
+DISTURBING = 0.1  # share of the cores from which other programs change what is measured on them
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -32,7 +34,7 @@ def rows(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
 
     Keys: name, parallel, processes, devices, batch_size, lr, precision, is_cpu, status, reason, repeats (measured),
     images_per_second, seconds_per_step, speed_up, efficiency, peak_memory {device: bytes}, seconds_to_target, accuracy,
-    joules, runs (ids).
+    joules, others (the most of its runs), runs (ids).
     """
     base = baseline(lanes)
     return [_row(lane, base) for lane in lanes]
@@ -53,19 +55,32 @@ def headline(found: Sequence[dict[str, Any]]) -> str:
     first, *others = known
     speed = f"{first['images_per_second']:,.0f} images/s"
     if not others:
-        return f"{first['name']} trains {speed}; nothing else was measured to compare it with."
-    words = [f"{first['name']} is the fastest here: {speed}."]
+        words = [f"{first['name']} trains {speed}; no other mode has been measured to compare it with."]
+        return " ".join([*words, *_disturbed(known)])
+    close = [row for row in others if row["images_per_second_range"][1] >= first["images_per_second_range"][0]]
+    is_repeated = min(row["repeats"] for row in known) > 1
+    if close and is_repeated:
+        names = _list([first["name"], *(row["name"] for row in close)])
+        words = [f"{names} overlap over the repeats: which of them is faster is not certain."]
+        words.append(f"{first['name']} trains {speed}.")
+    else:
+        words = [f"{first['name']} is the fastest here: {speed}."]
     shares = [(row["name"], f"{100 * row['images_per_second'] / first['images_per_second']:.0f} %") for row in others]
     reached = [f"{name} {share}" for name, share in shares[1:]]
     words.append(_list([f"{shares[0][0]} reaches {shares[0][1]} of that", *reached]) + ".")
-    close = [row for row in others if row["images_per_second_range"][1] >= first["images_per_second_range"][0]]
-    if min(row["repeats"] for row in known) < 2:
+    if not is_repeated:
         words.append("Measured once: only repeats tell whether a small difference is one.")
-    elif close:
-        words.append(f"Over the repeats {_list([first['name'], *(row['name'] for row in close)])} overlap.")
     if first["is_cpu"] and max(row["processes"] for row in known) > 1:
         words.append("The ranks share this CPU: more of them add no cores.")
-    return " ".join(words)
+    return " ".join([*words, *_disturbed(known)])
+
+
+def _disturbed(known: Sequence[dict[str, Any]]) -> list[str]:
+    """A word on what else the machine did, where it may have changed the numbers."""
+    most = max((row["others"] or 0 for row in known if row["is_cpu"]), default=0)
+    if most < DISTURBING:
+        return []
+    return [f"Other programs took up to {100 * most:.0f} % of this CPU meanwhile: race again when it is idle."]
 
 
 def _list(words: Sequence[str]) -> str:
@@ -102,6 +117,7 @@ def _row(lane: Lane, base: Lane | None) -> dict[str, Any]:
     for run in done:
         for name, peak in run.peak_memory.items():
             row["peak_memory"][name] = max(row["peak_memory"].get(name, 0), peak)
+    row["others"] = max((run.others for run in done if run.others is not None), default=None)
     row["runs"] = [run.run for run in done]
     return row
 

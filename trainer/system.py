@@ -1,7 +1,7 @@
 """`system.jsonl`: what the machine and the run's processes use, each second, written by the launcher. No torch.
 
-Each line: {time, cpu: percent of all cores, memory: bytes of the run's processes, gpus: [{index, use: percent,
-memory: bytes, power: watts}]}.
+Each line: {time, cpu: percent of all cores, own: what the run's processes took of that, memory: bytes of the run's
+processes, gpus: [{index, use: percent, memory: bytes, power: watts}]}.
 """
 
 import os
@@ -35,13 +35,13 @@ def sample_system(run: Run) -> Iterator[None]:
 
 def _sample(run: Run, done: threading.Event) -> None:
     """A sample that cannot be taken or written is left out; the next one is tried all the same."""
-    me = psutil.Process()
+    own = _Own(psutil.Process())
     psutil.cpu_percent()
     writer = LineWriter(run.path / "system.jsonl")
     with nvml() as lib:
         while not done.wait(PERIOD):
             with suppress(OSError, psutil.Error):
-                line = {"time": round(time.time(), 3), "cpu": psutil.cpu_percent(), "memory": _memory(me)}
+                line = {"time": round(time.time(), 3), "cpu": psutil.cpu_percent(), **own.sample()}
                 if lib is not None:
                     with suppress(lib.NVMLError):  # a driver that was reset: its processor and memory still count
                         line["gpus"] = _gpus(lib)
@@ -49,12 +49,30 @@ def _sample(run: Run, done: threading.Event) -> None:
     writer.close()
 
 
-def _memory(root: psutil.Process) -> int:
-    total = 0
-    for process in (root, *root.children(recursive=True)):
+class _Own:
+    """What a process and its descendants use."""
+
+    def __init__(self, root: psutil.Process):
+        self.root = root
+        self._cores = psutil.cpu_count() or 1
+        self._busy: dict[int, float] = {}  # seconds of processor time by pid, at the last sample
+        self._at = time.monotonic()
         with suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+            self.sample()
+
+    def sample(self) -> dict[str, float]:
+        """{own: percent of all cores since the last sample, memory: bytes}."""
+        memory, busy = 0, {}
+        for process in (self.root, *self.root.children(recursive=True)):
+            with suppress(psutil.Error), process.oneshot():
+                memory += process.memory_info().rss
+                times = process.cpu_times()
+                busy[process.pid] = times.user + times.system
+        now = time.monotonic()
+        taken = sum(max(0.0, seconds - self._busy.get(pid, 0.0)) for pid, seconds in busy.items())
+        share = 100 * taken / max(now - self._at, 1e-3) / self._cores
+        self._busy, self._at = busy, now
+        return {"own": round(min(share, 100.0), 1), "memory": memory}
 
 
 def _gpus(lib: Any) -> list[dict[str, Any]]:

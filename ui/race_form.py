@@ -14,7 +14,14 @@ from ui.form import parse, preset_of, title
 STEPS, EPOCHS, ACCURACY = "steps", "epochs", "accuracy"
 USUAL = {STEPS: 200, EPOCHS: 1, ACCURACY: 60}  # a length of each kind to start from
 LENGTH_LABELS = {STEPS: "Steps a run", EPOCHS: "Epochs a run", ACCURACY: "Test accuracy (%)"}
-_TITLES = {"modes": "Modes", "scaling": "Scaling", "repeats": "Repeats", "length": "Length"}
+_TITLES = {
+    "modes": "Modes",
+    "scaling": "Scaling",
+    "repeats": "Times",
+    "until": "Until",
+    "length": "Length",
+    "max_steps": "Length",
+}
 
 
 def offered(gpus: Sequence[Gpu]) -> list[Entrant]:
@@ -92,17 +99,23 @@ def read(raw: Mapping[str, Any], modes: Any, scaling: Any, kind: Any, length: An
         entrants = [Entrant.parse(str(word)) for word in words]
     except ConfigError as error:
         errors |= error.errors
-    if not words:
+    if len(words) < 2:
         errors["modes"] = "choose two or more"
     if type(repeats) is not int:
         errors["repeats"] = "must be a whole number" if repeats is not None else "is empty"
+    if not isinstance(kind, str) or kind not in USUAL:
+        errors["until"] = f"{str(kind)[:40]!r} must be steps, epochs or accuracy"
     field, value, problem = _length(kind, length)
     if problem:
         errors["length"] = problem
     if errors:
         raise ConfigError(errors)
     settings = {**raw, "max_steps": 0, "target_accuracy": 0.0, "parallel": "single", "processes": 0, field: value}
-    return {"base": parse(settings), "entrants": entrants, "scaling": scaling, "repeats": repeats}
+    try:
+        base = parse(settings)
+    except ConfigError as error:  # its own length is not a setting of the Train tab
+        raise ConfigError({"length" if name == field else name: text for name, text in error.errors.items()}) from error
+    return {"base": base, "entrants": entrants, "scaling": scaling, "repeats": repeats}
 
 
 def _length(kind: Any, length: Any) -> tuple[str, Any, str]:
