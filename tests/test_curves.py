@@ -293,6 +293,13 @@ def test_facts_travel_only_when_they_change(run, write, curves):
     assert ask(curves, {"runs": [item]})["runs"][0]["notes"] == ["mind <b>this</b>"]
 
 
+def test_ranks_that_were_found_to_hold_the_same_weights_are_told_of(run, write, curves):
+    write("start", step=0, total_steps=100, world_size=2, devices=["A CPU"])
+    write("eval", step=1_000, epoch=1.0, loss=1.0, accuracy=0.5, count=10, checksum="00c0ffee")
+    (note,) = ask(curves, {"runs": [{"run": run.id}]})["runs"][0]["notes"]
+    assert note == "All 2 ranks held the same weights at step 1,000, bit for bit (checksum 00c0ffee)."
+
+
 def test_state_is_shared_and_fresh(run, write, curves):
     assert curves.state(run.id).status == RunStatus.STARTING
     write("start", step=0, total_steps=10)

@@ -23,6 +23,8 @@ from trainer import checkpoint
 from trainer.config import TrainConfig
 from trainer.event_reader import read_events
 from trainer.launch import launch
+from trainer.models import build_model
+from trainer.parallel import weights_checksum
 from trainer.processes import alive
 from trainer.runs import Run
 
@@ -136,6 +138,15 @@ def test_ddp_trains_like_one_process_also_on_a_batch_smaller_than_the_group(runs
             assert ours["accuracy"] == theirs["accuracy"]
         assert [e["count"] for e in events(ddp, "eval")] == [NUM_TEST, NUM_TEST]
         assert [e["accuracy"] for e in events(single, "eval")] == [e["accuracy"] for e in events(ddp, "eval")]
+
+
+def test_every_evaluation_of_several_ranks_tells_the_checksum_of_the_weights_that_all_of_them_hold(unbroken):
+    assert not any("checksum" in event for event in events(unbroken("single"), "eval"))
+    first, last = (event["checksum"] for event in events(unbroken("ddp"), "eval"))
+    assert first != last
+    model = build_model(unbroken("ddp").config().model, num_classes=3)
+    model.load_state_dict(weights(unbroken("ddp")))
+    assert f"{weights_checksum(model):08x}" == last
 
 
 def test_another_seed_trains_another_network(runs_dir, pictures, unbroken):

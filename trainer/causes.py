@@ -3,13 +3,14 @@
 import errno
 
 # The `cause` of an `end` event.
-CAUSES = ("signal", "exit", "exception", "hang", "port", "memory", "disk", "data", "checkpoint", "nonfinite")
+CAUSES = ("signal", "exit", "exception", "hang", "port", "memory", "disk", "data", "checkpoint", "drift", "nonfinite")
 
 ADVICE = {
     "memory": "try a smaller batch, a smaller network or fewer processes",
     "disk": "see that the disk has room and can be written, then resume",
     "port": "see that the ranks reach one another (on one machine: a firewall on its loopback), then resume",
     "hang": "if it is only slow, raise the silence limit; then resume from the last checkpoint",
+    "drift": "resume, and all ranks start alike from the last checkpoint; a rank that drifts again has faulty hardware",
     "exit": "the log may say why",
     "exception": "the log has the whole trace",
 }
@@ -22,6 +23,7 @@ _BY_NAME = {
     "OutOfMemoryError": "memory",
     "DataError": "data",
     "CheckpointError": "checkpoint",
+    "DriftError": "drift",
     "DistNetworkError": "port",
 }
 

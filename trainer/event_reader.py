@@ -43,7 +43,7 @@ TYPES: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("time", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm"), _is_number),
     **dict.fromkeys(("v", "step", "count", "rank", "world_size", "threads"), _is_whole),
     **dict.fromkeys(("parameters", "total_steps", "steps_per_epoch"), _is_whole),
-    **dict.fromkeys(("kind", "text", "status", "error", "path", "run"), _is_text),
+    **dict.fromkeys(("kind", "text", "status", "error", "path", "run", "checksum"), _is_text),
     **dict.fromkeys(("backend", "precision", "memory_format", "allocator"), _is_text),
     **dict.fromkeys(("devices", "classes"), _is_texts),
     "config": lambda value: type(value) is dict,

@@ -2,10 +2,10 @@
 
 Kinds: `progress` {text}, `start` {v, run, step, world_size, devices, backend, precision, memory_format, threads,
 allocator, parameters, total_steps, steps_per_epoch, classes, config}, `step` {step, epoch, loss, accuracy, lr,
-images_per_second, grad_norm}, `eval` {step, epoch, loss, accuracy, count}, `checkpoint` {step, path, accuracy},
-`warning` {text}, `end` {status, error, rank, step}. Every event has `kind` and `time` (Unix seconds). A run that is
-resumed appends another `start`, whose `step` tells where it goes on: earlier `step` and `eval` events beyond it are
-superseded.
+images_per_second, grad_norm}, `eval` {step, epoch, loss, accuracy, count, checksum: that of the weights which all of
+several ranks hold}, `checkpoint` {step, path, accuracy}, `warning` {text}, `end` {status, error, rank, step}. Every
+event has `kind` and `time` (Unix seconds). A run that is resumed appends another `start`, whose `step` tells where it
+goes on: earlier `step` and `eval` events beyond it are superseded.
 """
 
 import errno

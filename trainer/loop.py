@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from trainer.augment import plan_epoch
 from trainer.outcome import Outcome
-from trainer.parallel import reduce_sum, share_buffers
+from trainer.parallel import check_same_weights, reduce_sum, share_buffers
 from trainer.pulse import Phase
 from trainer.session import Session, save
 
@@ -174,6 +174,9 @@ def _end_epoch(session: Session) -> Outcome | None:
     config = session.config
     if not _is_finite(session.model):
         return _diverged(session, "a weight")
+    session.record.at(Phase.EXCHANGE)
+    checksum = check_same_weights(session.model, session.worker)
+    session.record.at(Phase.STEPPING)
     epochs_done = session.step // session.steps_per_epoch
     is_due = epochs_done % config.eval_every == 0 or session.step >= session.total_steps
     if not is_due or session.best["evaluated"] == session.step:
@@ -189,7 +192,7 @@ def _end_epoch(session: Session) -> Outcome | None:
     best["evaluations_since"] = 0 if is_best else best["evaluations_since"] + 1
     if is_best:
         best["accuracy"], best["step"] = result["accuracy"], session.step
-    session.emit("eval", step=session.step, epoch=round(session.epoch, 6), **result)
+    session.emit("eval", step=session.step, epoch=round(session.epoch, 6), **result, checksum=checksum)
     session.say(
         f"epoch {session.epoch:.4g}/{config.epochs}, step {session.step}: test loss {result['loss']:.4f}, "
         f"test accuracy {result['accuracy']:.2%} of {result['count']}"

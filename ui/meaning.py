@@ -67,7 +67,7 @@ def learning_rate(config: TrainConfig) -> str:
         "constant": "constant",
         "cosine": "down to 0 along a cosine",
         "triangular": "down to 0 in a straight line",
-        "step": "a tenth at 1/2 and 3/4",
+        "step": "a fifth at 30, 60 and 80 %",
     }[config.schedule]
     rise = f"up over {config.warmup:g} epochs, then " if config.warmup else ""
     return f"Learning rate {config.lr:g}, {rise}{falls}"

@@ -119,6 +119,12 @@ def _left(history: History, steps: int) -> str:
 
 def _notes(history: History) -> list[str]:
     notes = [text[:300] for text in history.state.warnings[-SHOWN_WARNINGS:]]
+    evaluation = history.state.evaluation
+    if evaluation.get("checksum"):
+        notes.append(
+            f"All {_count(history.state.start.get('world_size'))} ranks held the same weights at step "
+            f"{_count(evaluation.get('step')):,}, bit for bit (checksum {str(evaluation['checksum'])[:8]})."
+        )
     if history.num_nonfinite:
         more = history.num_nonfinite - 1
         also = f" and at {more} later point{'s' if more > 1 else ''}" if more else ""

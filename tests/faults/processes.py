@@ -21,6 +21,27 @@ def rank_raises(stage: Stage) -> str:
     return dies(stage, order, "Rank 1", "ValueError", "out-of-cheese", "step 3", cause="exception")
 
 
+@fault(
+    "the weights of rank 1 are moved by 0.001 in step 3",
+    "failed at the next evaluation, before anything is saved: rank 1, drift; 0 left",
+    quick=True,
+)
+def rank_drifts(stage: Stage) -> str:
+    seen = dies(stage, f"{STEP} step=3 rank=1 do=drift", "Rank 1", "not those of rank 0", "step 6", cause="drift")
+    assert not list(stage.runs_dir.rglob("last.pt")), "weights that differ were saved"
+    return seen
+
+
+@fault(
+    "the weights of rank 0, which is the one that is saved, are moved by 0.001 among three",
+    "failed at the next evaluation: rank 0, drift, against the other two; 0 left",
+)
+def rank_0_of_three_drifts(stage: Stage) -> str:
+    run = stage.new_run(LONG, parallel="ddp", processes=3)
+    process = stage.train(run, f"{STEP} step=3 rank=0 do=drift")
+    return expect.failed(stage, run, process, "Rank 0", "not those of the other ranks", rank=0, cause="drift")
+
+
 @fault("both ranks raise at the same step", "failed in 10 s, one of them is named; 0 left")
 def both_ranks_raise(stage: Stage) -> str:
     return dies(stage, f"{STEP} step=3 do=raise", "sabotage", rank=None, cause="exception")

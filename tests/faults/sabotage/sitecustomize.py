@@ -80,6 +80,18 @@ def memory(device: str = "cpu") -> None:
     torch.empty(1 << 60, dtype=torch.uint8, device=device)
 
 
+def drift(by: str = "1e-3") -> None:
+    """Move the weights of this process."""
+    import gc
+
+    import torch
+
+    with torch.no_grad():
+        for found in gc.get_objects():
+            if isinstance(found, torch.nn.Parameter):
+                found += float(by)
+
+
 def once(path: str) -> None:
     """Go on to what follows for the first process only that gets here; all others go about their work."""
     try:
@@ -108,7 +120,8 @@ class Spared(Exception):
 
 
 WHAT = {"raise": throw, "exit": leave}
-WHAT |= {action.__name__: action for action in (kill, sleep, spin, hold, deaf, eat, memory, once, flood, clock, child)}
+ACTIONS = (kill, sleep, spin, hold, deaf, eat, memory, drift, once, flood, clock, child)
+WHAT |= {action.__name__: action for action in ACTIONS}
 
 
 class Order:
