@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -93,6 +94,10 @@ def test_a_race_is_started_once_fills_its_table_stops_goes_on_and_has_an_address
     speed = row(page, "single").locator("td.number").first
     assert float(speed.inner_text().replace(",", "")) > 0
 
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Save report").click()
+    assert downloading.value.suggested_filename == f"{race.id}.html"
+    assert "Measured once" in Path(downloading.value.path()).read_text()
     link = page.locator(".race-link").get_attribute("href")
     assert link == f"?race={race.id}"
     page.goto(server.url + link)

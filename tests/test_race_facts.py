@@ -136,3 +136,14 @@ def test_ids_are_kept_once_each_and_nothing_else_is():
     known = "20260101-000000-single-0000"
     assert ids_of([known, known, "..", None, 3, {}, [known]]) == [known]
     assert ids_of({"runs": [known]}) == ids_of(None) == []
+
+
+def test_a_report_is_made_of_a_race_or_of_runs_and_its_absence_has_a_reason(facts, race):
+    run = race.runs()[0]
+    finish(run)
+    made = facts.report({"race": race.id})
+    assert made["name"] == f"{race.id}.html"
+    assert "single" in made["html"]
+    assert facts.report({"runs": [run.id]})["name"] == "runs.html"
+    for sent in ({}, {"race": "../.."}, {"runs": ["../x"]}, {"runs": ["20260101-000000-single-0000"]}):
+        assert set(facts.report(sent)) == {"reason"}

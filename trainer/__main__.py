@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer train | resume | stop | list | race | evaluate | predict | export`."""
+"""The command line: `python -m trainer train | resume | stop | list | race | report | evaluate | predict | export`."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from trainer.placement import place
 from trainer.presets import PRESETS
 from trainer.processes import leave_now
 from trainer.race_command import race_command
+from trainer.report_command import report_command
 from trainer.run_list import list_runs, open_run
 from trainer.runs import RUN_ID, Run, RunError
 
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
         "stop": stop,
         "list": list_,
         "race": race_command(preset_of(argv)),
+        "report": report_command,
         "evaluate": evaluate,
         "predict": predict,
         "export": export,

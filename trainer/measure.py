@@ -49,7 +49,7 @@ class Measured:
 def measure(run: Run, target: float = 0.0) -> Measured:
     """Read a run, living or ended. Raises RunError or ConfigError if its settings cannot be read."""
     state, config = run.state(), run.config()
-    events = [*_that_stand(read_events(run.events_path))]
+    events = [*that_stand(read_events(run.events_path))]
     start = state.start
     names = tuple(start.get("devices") or ())
     is_cpu = not any(name.startswith("GPU ") for name in names)
@@ -76,7 +76,7 @@ def measure(run: Run, target: float = 0.0) -> Measured:
     )
 
 
-def _that_stand(events: list[Event]) -> Iterator[Event]:
+def that_stand(events: list[Event]) -> Iterator[Event]:
     """All but the steps and evaluations that a later `start` takes back."""
     last = [float("inf")] * (len(events) + 1)
     for index in range(len(events) - 1, -1, -1):

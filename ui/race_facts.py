@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.measure import Measured
 from trainer.race import iter_races, look_anew, side_by_side
+from trainer.report import race_report, runs_report
 from trainer.runs import RUN_ID, Run, RunError, RunStatus
 from ui.race_words import about, ended, progress, table, title
 from ui.supervisor import Supervisor
@@ -50,6 +51,17 @@ class RaceFacts:
             answer = self._fresh(request.get("race"), ids_of(request.get("runs")))
         seen = zlib.crc32(json.dumps(answer).encode())
         return {"state": answer["state"], "seen": seen} if seen == request.get("seen") else {**answer, "seen": seen}
+
+    def report(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{race: id} or {runs: [ids]} -> {html, name}, or {reason} why there is none."""
+        try:
+            race_id = request.get("race")
+            if isinstance(race_id, str):
+                return {"html": race_report(self.supervisor.race(race_id)), "name": f"{race_id}.html"}
+            runs = [self.supervisor.run(run_id) for run_id in ids_of(request.get("runs"))]
+            return {"html": runs_report(runs), "name": "runs.html"}
+        except ValueError as error:
+            return {"reason": str(error)[:300]}
 
     def _fresh(self, race_id: Any, ids: list[str]) -> dict[str, Any]:
         key = json.dumps([race_id if isinstance(race_id, str) else None, ids])

@@ -122,6 +122,24 @@ function followRace() {
     timer = setTimeout(tick, again ? 0 : Math.min(RACE_PERIOD * 2 ** failures, 8000));
   }
 
+  async function saveReport() {
+    const button = find('.race-save');
+    button.disabled = true;
+    put(button, 'Writing ...');
+    try {
+      const { html, name, reason, trouble } = await server.report(wanted());
+      if (!html) throw new Error(reason || trouble || 'there is nothing to report');
+      const link = node('a', '', { href: URL.createObjectURL(new Blob([html], { type: 'text/html' })), download: name });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    } catch (error) {
+      put(find('.race-note'), `No report: ${error.message}`);
+    }
+    put(button, 'Save report');
+    button.disabled = false;
+  }
+
+  find('.race-save').addEventListener('click', saveReport);
   watch('value', tick); // a change is told by 'racechange', which Python finds by this quoted name
   document.addEventListener('visibilitychange', tick);
   show({ state: 'none' });

@@ -23,6 +23,6 @@ def race_table(facts: RaceFacts, elem_id: str = "race-table") -> Any:
         elem_classes=["curves"],  # for the colours of the states
         html_template=(HERE / "race_table.html").read_text("utf-8"),
         js_on_load="\n".join((HERE / name).read_text("utf-8") for name in ("run_head.js", "race_table.js")),
-        server_functions=[json_reply(facts.news, "race")],
+        server_functions=[json_reply(facts.news, "race"), json_reply(facts.report, "report")],
         apply_default_css=False,
     )
