@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -228,16 +227,8 @@ def test_a_killed_server_that_comes_back_is_followed_and_obeyed_without_a_reload
         assert again.url == server.url
         page.wait_for_function(f"{DRAWN} === 6", timeout=20_000)
         expect(word(page)).to_have_text("Running")
-        page.locator("#start").click()
-        with suppress(AssertionError):  # known weakness: now and then the first press after the return is not answered
-            expect(word(page)).to_have_text("Queued", timeout=10_000)
-        if word(page).inner_text() == "Queued":
-            page.locator("#stop").click()
-            expect(word(page)).to_have_text("Stopped", timeout=10_000)
-        else:
-            start_and_cancel(page)
+        start_and_cancel(page)
         assert page.evaluate("window.isTheSamePage")
-        assert len(list(iter_runs(again.runs_dir))) == 2  # started once, however often it was pressed
 
 
 def test_a_press_while_the_server_is_away_is_said_and_the_page_comes_back_by_itself(watched, tmp_path, page: Page):

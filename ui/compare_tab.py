@@ -20,6 +20,9 @@ from ui.run_buttons import DOUBLE_CLICK, alert
 from ui.supervisor import Supervisor
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# Answered in the request itself. Each queued event at the opening of a page may leave a stream of Gradio's open that
+# nothing is sent over; if the server dies then, the page takes it for alive and no later press is answered.
+_AT_ONCE: dict[str, Any] = {**_QUIET, "queue": False}
 
 
 class CompareTab:
@@ -52,14 +55,14 @@ class CompareTab:
         """Connect the events; called when the whole page is built."""
         settings, form = self.train_form.inputs, self.form
         shown = [self.problem, self.table, *self._told]
-        form.kind.input(form.on_kind, form.kind, form.length, **_QUIET)
-        tab.select(self._on_open, [self.table, *settings], [self.note, self.table, *self._told], **_QUIET)
-        page.load(self._on_load, None, [tabs, self.table], **_QUIET)
+        form.kind.input(form.on_kind, form.kind, form.length, **_AT_ONCE)
+        tab.select(self._on_open, [self.table, *settings], [self.note, self.table, *self._told], **_AT_ONCE)
+        page.load(self._on_load, None, [tabs, self.table], **_AT_ONCE)
         self.start.click(self._on_start, [self.table, *form.inputs, *settings], shown, **_QUIET)
         self.stop.click(self._on_stop, self.table, shown, **_QUIET)
         self.resume.click(self._on_resume, self.table, shown, **_QUIET)
-        self.past.input(self._on_past, self.past, [self.table, *self._told], **_QUIET)
-        self.table.racechange(self._show, self.table, self._told, trigger_mode="always_last", **_QUIET)
+        self.past.input(self._on_past, self.past, [self.table, *self._told], **_AT_ONCE)
+        self.table.racechange(self._show, self.table, self._told, trigger_mode="always_last", **_AT_ONCE)
 
     def shown_runs(self, ids: list[str]) -> list[Any]:
         """Updates of `outputs` that lay any runs side by side."""
