@@ -78,7 +78,7 @@ def test_a_look_serves_all_browsers_for_a_moment(runs_dir, race, monkeypatch):
     facts = RaceFacts(Supervisor(runs_dir))
     monkeypatch.setattr(race_facts, "FRESH", 1000.0)
     facts.news({"race": race.id})
-    monkeypatch.setattr(facts, "look", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(facts, "_look", lambda *_: pytest.fail("looked again"))
     assert facts.news({"race": race.id})["state"] == "on"
 
 

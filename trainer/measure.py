@@ -1,7 +1,7 @@
 """What a run's own records say about its speed, its answers and what it used. Imports no torch."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -100,10 +100,10 @@ def _rate(events: list[Event]) -> float | None:
     return median(rates) if len(rates) >= FEWEST else None
 
 
-def _clock(events: list[Event], target: float) -> tuple[float, float | None]:
-    """(seconds from each `start` to the last event of that process, added up; the same until `target` was reached)."""
+def training_clock(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
+    """Each event from the first `start` on with the seconds of training up to it: those from each `start` to the last
+    event of that process, added up. Events without a time are left out."""
     done, begun, newest = 0.0, None, 0.0
-    reached = None
     for event in events:
         time = event.get("time")
         if time is None:
@@ -111,12 +111,18 @@ def _clock(events: list[Event], target: float) -> tuple[float, float | None]:
         if event["kind"] == "start":
             done += max(0.0, newest - begun) if begun is not None else 0.0
             begun = newest = time
-        if begun is None:
-            continue
-        newest = max(newest, time)
+        if begun is not None:
+            newest = max(newest, time)
+            yield event, done + newest - begun
+
+
+def _clock(events: list[Event], target: float) -> tuple[float, float | None]:
+    """(seconds of training, the same until `target` was reached)."""
+    seconds, reached = 0.0, None
+    for event, seconds in training_clock(events):
         if target and reached is None and event["kind"] == "eval" and (event.get("accuracy") or 0) >= target:
-            reached = done + newest - begun
-    return done + (newest - begun if begun is not None else 0.0), reached
+            reached = seconds
+    return seconds, reached
 
 
 def _samples(run: Run) -> Iterator[dict[str, Any]]:

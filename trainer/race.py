@@ -32,7 +32,7 @@ POINTS = 20  # of the chart, that a race of a given number of steps has at least
 T = TypeVar("T")
 Scaling = Literal["strong", "weak"]
 Look = Callable[[Run, float], Measured | None]  # (run, accuracy to reach)
-_AGAIN = (RunStatus.STOPPED, RunStatus.INTERRUPTED, RunStatus.FAILED)  # what a race that is resumed tries again
+AGAIN = (RunStatus.STOPPED, RunStatus.INTERRUPTED, RunStatus.FAILED)  # what a race that is resumed tries again
 _MODE = re.compile(r"(single|dp|ddp)(?:[:x ]+(\d{1,3}))?")
 
 
@@ -192,7 +192,7 @@ class Race:
         count = 0
         for run in self.runs():
             with locked(self.runs_dir), suppress(ConfigError):  # there is nothing left to do
-                if run.state().status in _AGAIN:
+                if run.state().status in AGAIN:
                     run.prepare_resume()
                     count += 1
         return count

@@ -19,7 +19,7 @@ from trainer.measure import measure
 from trainer.presets import PRESETS
 from trainer.queue import POLL
 from trainer.race import Entrant, Race, Scaling, create_race, open_race, side_by_side, usual_entrants
-from trainer.race_table import Lane, headline, rows
+from trainer.race_table import Lane, headline, rows, with_range
 from trainer.run_list import open_run
 from trainer.runs import RunError, RunStatus
 from trainer.signals import StopOnSignal
@@ -122,23 +122,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["name"],
         row["devices"] or "-",
-        _number(row, "images_per_second", "{:,.0f}"),
-        _number(row, "seconds_per_step", "{:.1f}", 1000),
-        _number(row, "speed_up", "{:.2f}"),
-        _number(row, "efficiency", "{:.0%}"),
+        with_range(row, "images_per_second", "{:,.0f}"),
+        with_range(row, "seconds_per_step", "{:.1f}", 1000),
+        with_range(row, "speed_up", "{:.2f}"),
+        with_range(row, "efficiency", "{:.0%}"),
         memory or "-",
-        _number(row, "accuracy", "{:.2%}"),
+        with_range(row, "accuracy", "{:.2%}"),
         row["status"],
     ]
-
-
-def _number(row: dict[str, Any], key: str, form: str, factor: float = 1) -> str:
-    """The median, with the range over the repeats where there are several."""
-    if row[key] is None:
-        return "-"
-    least, most = (form.format(factor * value) for value in row[f"{key}_range"])
-    middle = form.format(factor * row[key])
-    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def _print_table(table: Sequence[dict[str, str]]) -> None:

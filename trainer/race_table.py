@@ -83,6 +83,15 @@ def _disturbed(known: Sequence[dict[str, Any]]) -> list[str]:
     return [f"Other programs took up to {100 * most:.0f} % of this CPU meanwhile: race again when it is idle."]
 
 
+def with_range(row: dict[str, Any], key: str, form: str, factor: float = 1) -> str:
+    """A number of a row in words: the median, with the range over the repeats where there are several."""
+    if row[key] is None:
+        return "-"
+    least, most = (form.format(factor * value) for value in row[f"{key}_range"])
+    middle = form.format(factor * row[key])
+    return middle if least == most else f"{middle} ({least} to {most})"
+
+
 def _list(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 

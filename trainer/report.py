@@ -16,15 +16,14 @@ from typing import Any
 from trainer.config import TrainConfig
 from trainer.event_reader import read_events
 from trainer.files import write_atomic
-from trainer.measure import Measured, measure, that_stand
+from trainer.measure import Measured, measure, that_stand, training_clock
 from trainer.presets import command_line, to_argv
-from trainer.race import Entrant, Race, side_by_side
-from trainer.race_table import Lane, headline, rows
+from trainer.race import MOST_RUNS, Entrant, Race, side_by_side
+from trainer.race_table import Lane, headline, rows, with_range
 from trainer.runs import Run, RunError
 
 HERE = Path(__file__).parent
 POINTS = 2000  # rows of a curve at most, give or take a bin
-MOST_RUNS = 64
 
 
 def race_report(race: Race) -> str:
@@ -105,23 +104,14 @@ def curve(run: Run, measured: Measured) -> dict[str, Any]:
     batch_size = measured.config.batch_size
     columns: dict[str, list[Any]] = {name: [] for name in ("step", "pictures", "minutes", "loss")}
     tests: dict[str, list[Any]] = {name: [] for name in ("step", "pictures", "minutes", "accuracy")}
-    done, begun, newest = 0.0, None, 0.0
-    for event in that_stand(read_events(run.events_path)):
-        now = event.get("time", newest)
-        if event["kind"] == "start":
-            done += max(0.0, newest - begun) if begun is not None else 0.0
-            begun = newest = now
-        if begun is None:
-            continue
-        newest = max(newest, now)
+    for event, seconds in training_clock(that_stand(read_events(run.events_path))):
         into, value = columns, event.get("loss")
         if event["kind"] == "eval":
             into, value = tests, 100 * event["accuracy"] if event.get("accuracy") is not None else None
         elif event["kind"] != "step":
             continue
         step = event.get("step", 0)
-        new = (step, step * batch_size, round((done + newest - begun) / 60, 4), value)
-        for column, item in zip(into.values(), new, strict=True):
+        for column, item in zip(into.values(), (step, step * batch_size, round(seconds / 60, 4), value), strict=True):
             column.append(item)
     kept = thin(columns["loss"])
     name = measured.config.label or run.id
@@ -157,14 +147,14 @@ def _race_table(found: Sequence[dict[str, Any]]) -> str:
                 row["name"],
                 row["devices"] or "-",
                 f"{row['batch_size']:,}" if row["batch_size"] else "-",
-                _number(row, "images_per_second", "{:,.0f}"),
-                _number(row, "seconds_per_step", "{:,.1f}", 1000),
-                _number(row, "speed_up", "{:.2f}x"),
-                _number(row, "efficiency", "{:.0%}"),
-                _number(row, "seconds_to_target", "{:,.0f} s"),
+                with_range(row, "images_per_second", "{:,.0f}"),
+                with_range(row, "seconds_per_step", "{:,.1f}", 1000),
+                with_range(row, "speed_up", "{:.2f}x"),
+                with_range(row, "efficiency", "{:.0%}"),
+                with_range(row, "seconds_to_target", "{:,.0f} s"),
                 memory or "-",
-                _number(row, "accuracy", "{:.2f} %", 100),
-                _number(row, "joules", "{:,.1f} kJ", 1e-3),
+                with_range(row, "accuracy", "{:.2f} %", 100),
+                with_range(row, "joules", "{:,.1f} kJ", 1e-3),
                 str(row["repeats"]),
                 row["status"] + (f": {row['reason'][:300]}" if row["reason"] else ""),
             ]
@@ -173,15 +163,6 @@ def _race_table(found: Sequence[dict[str, Any]]) -> str:
     is_told["Efficiency"] &= any(row["runs"] and not row["is_cpu"] for row in found)  # a CPU is one device
     shown = [i for i, head in enumerate(heads) if is_told[head]]
     return _table([heads[i] for i in shown], [[line[i] for i in shown] for line in lines])
-
-
-def _number(row: dict[str, Any], key: str, form: str, factor: float = 1) -> str:
-    """The median, with the range over the repeats where there is one."""
-    if row[key] is None:
-        return "-"
-    least, most = (form.format(factor * value) for value in row[f"{key}_range"])
-    middle = form.format(factor * row[key])
-    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def _settings(configs: Sequence[TrainConfig], names: Sequence[str]) -> str:

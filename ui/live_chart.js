@@ -3,7 +3,6 @@
 // runs are asked about as well: somebody may resume them.
 
 const PERIOD = 1000; // ms
-const LONGEST_PERIOD = 8000;
 const BINS = { run: 1024, compare: 256 };
 const TEACHING = {
   run: ['Nothing has been trained yet', 'Choose a preset and press Start: the loss appears here while the network learns.'],
@@ -20,10 +19,6 @@ function follow(mode) {
   const log = isComparison ? null : createLog(root);
   const cursors = new Map(); // run id -> {version, points, tests, seen, state, waits}
   let board; // the version of the queue and of the runs at work
-  let busy = false;
-  let again = false;
-  let failures = 0;
-  let timer = 0;
   createTools(root.querySelector('.curve-tools'), chart, isComparison);
 
   function wanted() {
@@ -82,37 +77,13 @@ function follow(mode) {
     }
   }
 
-  function pause() {
-    return Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD);
-  }
-
   function lost(words) {
     head?.lost(words);
     put(root.querySelector('.compare-note'), words);
   }
 
-  async function tick() {
-    if (!element.isConnected) return; // the component is gone: end
-    if (busy) { again = true; return; }
-    clearTimeout(timer);
-    busy = true;
-    again = false;
-    try {
-      if (document.visibilityState === 'visible' && div.offsetParent !== null) {
-        await poll();
-        failures = 0;
-        lost('');
-      }
-    } catch (error) {
-      failures += 1;
-      lost(noAnswer(error));
-    }
-    busy = false;
-    timer = setTimeout(tick, again ? 0 : pause());
-  }
-
+  const tick = keepAsking(div, PERIOD, poll, lost);
   watch('value', tick); // a state change is told by 'statechange', which Python finds by this quoted name
-  document.addEventListener('visibilitychange', tick);
   log?.onOpen(tick);
   tick();
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.measure import Measured
-from trainer.race import iter_races, look_anew, side_by_side
+from trainer.race import MOST_RUNS, iter_races, look_anew, side_by_side
 from trainer.report import race_report, runs_report
 from trainer.runs import RUN_ID, Run, RunError, RunStatus
 from ui.race_words import about, ended, progress, table, title
@@ -19,7 +19,6 @@ from ui.supervisor import Supervisor
 FRESH = 0.5  # seconds for which one look at a race serves all browsers
 SHARE = 20  # a living run is measured again when the time since is so many times that of the measurement
 KEPT = 256  # measured runs
-MOST_RUNS = 64
 LISTED = 50  # races
 
 
@@ -67,7 +66,7 @@ class RaceFacts:
         key = json.dumps([race_id if isinstance(race_id, str) else None, ids])
         at, answer = self._answers.get(key, (0.0, {}))
         if not answer or time.monotonic() - at > FRESH:
-            answer = self.look(race_id, ids)
+            answer = self._look(race_id, ids)
             self._answers[key] = time.monotonic(), answer
             while len(self._answers) > MOST_RUNS:
                 self._answers.popitem(last=False)
@@ -75,7 +74,11 @@ class RaceFacts:
 
     def look(self, race_id: Any, ids: list[str]) -> dict[str, Any]:
         """{race, state: none | on | stopped | done | failed | missing, about, progress, share, headline,
-        columns: [[title, help]], rows, notes, runs: ids for a chart}."""
+        columns: [[title, help]], rows, runs: ids for a chart}."""
+        with self._lock:
+            return self._look(race_id, ids)
+
+    def _look(self, race_id: Any, ids: list[str]) -> dict[str, Any]:
         if not isinstance(race_id, str):
             return self._side_by_side(ids) if ids else {"race": None, "state": "none"}
         try:

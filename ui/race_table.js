@@ -43,10 +43,6 @@ function followRace() {
   let seen; // what the page shows
   let shown = ''; // of which race or runs
   let told = '';
-  let busy = false;
-  let again = false;
-  let failures = 0;
-  let timer = 0;
 
   function wanted() {
     const { race, runs } = props.value ?? {};
@@ -93,33 +89,20 @@ function followRace() {
     told = fact;
   }
 
-  async function tick() {
-    if (!element.isConnected) return; // the component is gone: end
-    if (busy) { again = true; return; }
-    clearTimeout(timer);
-    busy = true;
-    again = false;
-    try {
-      if (document.visibilityState === 'visible' && root.offsetParent !== null) {
-        const request = wanted();
-        const key = JSON.stringify(request);
-        if (key !== shown) seen = undefined;
-        const answer = await within(server.race({ ...request, seen }), () => put(find('.race-note'), SLOW));
-        whole(answer, 'state');
-        if (JSON.stringify(wanted()) === key) {
-          shown = key;
-          take(request, answer);
-        }
-        put(find('.race-note'), '');
-        failures = 0;
-      }
-    } catch (error) {
-      failures += 1;
-      put(find('.race-note'), noAnswer(error));
-    }
-    find('.race-note').classList.toggle('trouble', failures > 0);
-    busy = false;
-    timer = setTimeout(tick, again ? 0 : Math.min(RACE_PERIOD * 2 ** failures, 8000));
+  async function ask() {
+    const request = wanted();
+    const key = JSON.stringify(request);
+    if (key !== shown) seen = undefined;
+    const answer = await within(server.race({ ...request, seen }), () => put(find('.race-note'), SLOW));
+    whole(answer, 'state');
+    if (JSON.stringify(wanted()) !== key) return;
+    shown = key;
+    take(request, answer);
+  }
+
+  function warn(trouble) {
+    put(find('.race-note'), trouble);
+    find('.race-note').classList.toggle('trouble', trouble !== '');
   }
 
   async function saveReport() {
@@ -132,16 +115,16 @@ function followRace() {
       const link = node('a', '', { href: URL.createObjectURL(new Blob([html], { type: 'text/html' })), download: name });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-    } catch (error) {
-      put(find('.race-note'), `No report: ${error.message}`);
+      put(button, 'Save report');
+    } catch (error) { // stays until it is pressed again: what stands in the note is swept away by the next answer
+      put(button, `No report: ${error.message}`);
     }
-    put(button, 'Save report');
     button.disabled = false;
   }
 
   find('.race-save').addEventListener('click', saveReport);
+  const tick = keepAsking(root, RACE_PERIOD, ask, warn);
   watch('value', tick); // a change is told by 'racechange', which Python finds by this quoted name
-  document.addEventListener('visibilitychange', tick);
   show({ state: 'none' });
   tick();
 }

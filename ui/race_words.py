@@ -4,12 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.race import Entrant, Plan, Race
+from trainer.race import AGAIN, Entrant, Plan, Race
 from trainer.race_table import Lane, headline, rows
 from trainer.runs import RunState, RunStatus
 from ui.run_facts import duration
-
-_AGAIN = (RunStatus.STOPPED, RunStatus.INTERRUPTED, RunStatus.FAILED)  # has more to do
 
 
 def title(race: Race, plan: Plan) -> str:
@@ -44,7 +42,7 @@ def ended(statuses: Sequence[RunStatus]) -> str:
         return "missing"
     if any(status in (RunStatus.FAILED, RunStatus.DIVERGED) for status in statuses):
         return "failed"
-    return "stopped" if any(status in _AGAIN for status in statuses) else "done"
+    return "stopped" if any(status in AGAIN for status in statuses) else "done"
 
 
 def progress(states: Sequence[RunState]) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def progress(states: Sequence[RunState]) -> dict[str, Any]:
             done += share
             where = f"step {step:,} of {total:,}" if total and step else state.progress or "starts"
             now = now or f"Run {number} of {len(states)}: {where}"
-        elif state.status not in (RunStatus.QUEUED, *_AGAIN):
+        elif state.status not in (RunStatus.QUEUED, *AGAIN):
             done += 1
     queued = sum(state.status == RunStatus.QUEUED for state in states)
     if not now and queued:

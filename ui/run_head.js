@@ -40,6 +40,40 @@ function within(promise, slow) {
   return Promise.race([promise, lost]).finally(() => [warning, late].forEach(clearTimeout));
 }
 
+const LONGEST_PERIOD = 8000; // ms
+
+// Awaits `ask` each `period` ms while `place` can be seen, less often while it fails. `tell` gets what is wrong, or ''.
+// Returns the function that asks at once.
+function keepAsking(place, period, ask, tell) {
+  let busy = false;
+  let again = false;
+  let failures = 0;
+  let timer = 0;
+
+  async function tick() {
+    if (!element.isConnected) return; // the component is gone: end
+    if (busy) { again = true; return; }
+    clearTimeout(timer);
+    busy = true;
+    again = false;
+    try {
+      if (document.visibilityState === 'visible' && place.offsetParent !== null) {
+        await ask();
+        failures = 0;
+        tell('');
+      }
+    } catch (error) {
+      failures += 1;
+      tell(noAnswer(error));
+    }
+    busy = false;
+    timer = setTimeout(tick, again ? 0 : Math.min(period * 2 ** failures, LONGEST_PERIOD));
+  }
+
+  document.addEventListener('visibilitychange', tick);
+  return tick;
+}
+
 function createHead(root) {
   const find = (name) => root.querySelector(`.run-${name}`);
   const bar = find('bar');

@@ -68,10 +68,6 @@ function createTable() {
   let selected = new Set();
   let cursor = { version: 0, server: '' };
   let skew = 0; // seconds by which the server's clock is ahead
-  let busy = false;
-  let again = false;
-  let failures = 0;
-  let timer = 0;
 
   function mark() {
     for (const [id, made] of known) {
@@ -120,35 +116,23 @@ function createTable() {
     isToldAgain ? tell() : mark();
   }
 
-  async function tick() {
-    if (!element.isConnected) return; // the component is gone: end
-    if (busy) { again = true; return; }
-    clearTimeout(timer);
-    busy = true;
-    again = false;
-    try {
-      if (document.visibilityState === 'visible' && root.offsetParent !== null) {
-        const answer = await within(server.rows(cursor), () => put(note, SLOW));
-        whole(answer, 'rows');
-        take(answer);
-        note.classList.remove('trouble');
-        failures = 0;
-      }
-    } catch (error) {
-      failures += 1;
-      put(note, noAnswer(error));
-      note.classList.add('trouble');
-    }
-    busy = false;
-    timer = setTimeout(tick, again ? 0 : Math.min(TABLE_PERIOD * 2 ** failures, 8000));
+  async function ask() {
+    const answer = await within(server.rows(cursor), () => put(note, SLOW));
+    whole(answer, 'rows');
+    take(answer);
   }
 
+  function warn(trouble) {
+    if (trouble) put(note, trouble); // else it says what is not listed
+    note.classList.toggle('trouble', trouble !== '');
+  }
+
+  const tick = keepAsking(root, TABLE_PERIOD, ask, warn);
   watch('value', () => {
     selected = new Set(props.value?.selected ?? []);
     mark();
     tick();
   });
-  document.addEventListener('visibilitychange', tick);
   tick();
 }
 
