@@ -218,6 +218,15 @@ def start_and_cancel(page: Page) -> None:
     expect(page.get_by_text("Connection Lost")).to_have_count(0)
 
 
+def test_a_page_that_is_only_watched_opens_no_stream_of_events(watched, page: Page):
+    """One that is open when the server dies counts as alive in Gradio's client, and no later press is answered."""
+    page.get_by_role("tab", name="Compare").click()
+    expect(page.get_by_text("Which mode is the fastest here?")).to_be_visible()
+    names = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert any("component_server" in name for name in names)
+    assert not [name for name in names if "/queue/" in name]
+
+
 def test_a_killed_server_that_comes_back_is_followed_and_obeyed_without_a_reload(watched, tmp_path: Path, page: Page):
     server, run = watched
     port = kill(server)

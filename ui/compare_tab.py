@@ -20,9 +20,7 @@ from ui.run_buttons import DOUBLE_CLICK, alert
 from ui.supervisor import Supervisor
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# Answered in the request itself. Each queued event at the opening of a page may leave a stream of Gradio's open that
-# nothing is sent over; if the server dies then, the page takes it for alive and no later press is answered.
-_AT_ONCE: dict[str, Any] = {**_QUIET, "queue": False}
+_AT_ONCE: dict[str, Any] = {**_QUIET, "queue": False}  # for the reason that train_tab.py gives
 
 
 class CompareTab:

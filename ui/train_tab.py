@@ -25,7 +25,10 @@ MEMORY = {"storage_key": "parallel-trainer-form-1", "secret": "parallel-trainer-
 _MAIN_ROWS = (("dataset", "model"), ("parallel",), ("devices", "processes"), ("epochs", "batch_size", "lr"))
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # What tells that something has changed must not be dropped because an earlier one is not answered yet.
-_LATEST = {**_QUIET, "trigger_mode": "always_last"}
+# Answered in the request itself. What several queued events do at once when a page opens may leave a stream of Gradio's
+# open that nothing is sent over; if the server dies then, the page takes it for alive and answers no later press.
+_AT_ONCE: dict[str, Any] = {**_QUIET, "queue": False}
+_LATEST = {**_AT_ONCE, "trigger_mode": "always_last"}
 
 
 class TrainTab:
@@ -83,12 +86,11 @@ class TrainTab:
             inputs,
             answer,
             trigger_mode="always_last",
-            queue=False,
-            **_QUIET,
+            **_AT_ONCE,
         )
-        self.preset.input(self._on_preset, [self.preset, *inputs], answer, queue=False, **_QUIET)
-        page.load(self._on_load, self.memory, [self.notice, self.live, *answer], **_QUIET).then(
-            self._on_state, seen, [buttons.more_epochs, *buttons.outputs], **_QUIET
+        self.preset.input(self._on_preset, [self.preset, *inputs], answer, **_AT_ONCE)
+        page.load(self._on_load, self.memory, [self.notice, self.live, *answer], **_AT_ONCE).then(
+            self._on_state, seen, [buttons.more_epochs, *buttons.outputs], **_AT_ONCE
         )
         buttons.start.click(
             self._on_start, seen, [self.live, *buttons.outputs, *self.groups.values(), *answer], **_QUIET
