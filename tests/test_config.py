@@ -175,7 +175,7 @@ def test_every_field_has_a_title_a_help_and_a_place():
         assert field.title
         assert field.description
         assert field.description[-1] == "."
-        assert group(name) in ("main", "optimisation", "run")
+        assert group(name) in ("main", "optimisation", "run", "lesson")
     assert {name for name in FIELDS if choices(name)} == {
         "dataset",
         "model",

@@ -43,7 +43,7 @@ def test_each_field_has_a_widget_with_its_title_help_and_default(form: Form, fie
     assert not set(widget.info) & set("*`"), "Gradio would take it for Markdown"
     assert widget.value == getattr(DEFAULTS, field)
     assert widget.elem_id == f"field-{field}"
-    assert group(field) in ("main", "optimisation", "run")
+    assert group(field) in ("main", "optimisation", "run", "lesson")
 
 
 @pytest.mark.parametrize("field", FIELDS)

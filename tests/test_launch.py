@@ -20,6 +20,7 @@ from PIL import Image
 
 from tests.conftest import ROOT, await_true
 from trainer import checkpoint
+from trainer.anatomy import PARTS, slowest
 from trainer.config import TrainConfig
 from trainer.event_reader import read_events
 from trainer.launch import launch
@@ -27,6 +28,7 @@ from trainer.models import build_model
 from trainer.parallel import weights_checksum
 from trainer.processes import alive
 from trainer.runs import Run
+from trainer.verdict import summarise, verdict
 
 DOUBLE_PRECISION = str(ROOT / "tests" / "programs" / "double_precision.py")
 NUM_TEST = 25
@@ -138,6 +140,40 @@ def test_ddp_trains_like_one_process_also_on_a_batch_smaller_than_the_group(runs
             assert ours["accuracy"] == theirs["accuracy"]
         assert [e["count"] for e in events(ddp, "eval")] == [NUM_TEST, NUM_TEST]
         assert [e["accuracy"] for e in events(single, "eval")] == [e["accuracy"] for e in events(ddp, "eval")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_looking_inside_the_steps_changes_no_bit_of_the_result(runs_dir, pictures, unbroken, mode: str):
+    blind = train(new_run(runs_dir, pictures, anatomy=False, **MODES[mode]))
+    assert not events(blind, "anatomy")
+    assert not [*blind.ranks_path.glob("*.steps")]
+    assert events(unbroken(mode), "anatomy")
+    assert is_bit_equal(blind, unbroken(mode))
+
+
+def test_what_a_step_is_made_of_adds_up_and_only_ddp_exchanges(unbroken):
+    for mode in MODES:
+        step = summarise(read_events(unbroken(mode).events_path))
+        assert len(step.ranks) == MODES[mode].get("processes", 1)
+        assert step.share(*PARTS) == pytest.approx(1)
+        assert step.of("forward") > 0
+        assert step.of("backward") > 0
+        assert (step.of("exchange") > 0) == (mode == "ddp")
+
+
+def test_a_rank_that_is_late_is_named_and_the_others_wait_as_long_as_it_is_late(runs_dir, pictures):
+    run = train(new_run(runs_dir, pictures, slow_ms=300, **MODES["ddp"]))
+    step = summarise(read_events(run.events_path))
+    (start,) = events(run, "start")
+    rank, longer = slowest(step.ranks)
+    assert rank == 1
+    assert 0.15 < longer < 0.6
+    assert verdict(start, step).startswith("Rank 1 holds the others up")
+    assert any("rank 1 come 300 ms late" in event["text"] for event in events(run, "warning"))
+
+
+def test_smaller_buckets_are_another_way_to_the_same_result(runs_dir, pictures, unbroken):
+    assert is_bit_equal(train(new_run(runs_dir, pictures, bucket_mb=1, **MODES["ddp"])), unbroken("ddp"))
 
 
 def test_every_evaluation_of_several_ranks_tells_the_checksum_of_the_weights_that_all_of_them_hold(unbroken):

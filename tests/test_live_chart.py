@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+from playwright.sync_api import expect
 
 from tests.conftest import ROOT, await_true
+from trainer.anatomy import steps_path
 from trainer.config import TrainConfig
 from trainer.events import EventWriter
 from trainer.runs import Run
@@ -359,3 +362,55 @@ def test_an_idle_second_costs_little(script, url, page):
     await_points(page, 30)
     await_true(lambda: page.wait_for_timeout(200) or len(sizes) >= 5, 30, "five polls")
     assert max(sizes[-2:]) < 300
+
+
+def note_steps(run: Run, lateness: float) -> None:
+    """Ten steps of two ranks, the second of which is late by so many seconds."""
+    run.ranks_path.mkdir(exist_ok=True)
+    for rank, late in enumerate((0.0, lateness)):
+        moments = [0.0, 0.001 + late, 0.011 + late, 0.021 + late, 0.040 + lateness]
+        moments += [moments[-1] + extra for extra in (0.005, 0.006, 0.007, 0.008)]
+        rows = [[2 + index, *(9 + index + at for at in moments), 0.0, 0, 0, 0] for index in range(10)]
+        steps_path(run, rank).write_bytes(np.array(rows, "<f8").tobytes())
+
+
+def test_the_inside_of_a_step_is_asked_for_only_while_it_is_open_and_names_the_late_rank(script, url, page, complaints):
+    script.events.write("start", step=0, total_steps=4000, world_size=2, backend="gloo", devices=["A processor"])
+    script.steps(3)
+    script.events.write("anatomy", step=30, steps=30, seconds=0.05, ranks=[{"forward": 0.05}] * 2)
+    note_steps(script.run, lateness=0.0)
+    asked = []
+    page.on("request", lambda request: asked.append(1) if '"inside"' in (request.post_data or "") else None)
+    page.goto(url)
+    await_points(page, 3)
+    summary = page.locator("#live .run-inside summary")
+    assert "100 % of a step is computing" in summary.inner_text()
+    assert not asked
+    summary.click()
+    page.wait_for_selector("#live .inside-lanes .lane")
+    assert asked
+    assert page.locator("#live .inside-lanes .lane").count() == 2
+    assert page.locator("#live .inside-slowest").inner_text() == ""
+    heads = page.locator("#live .inside-means thead th").all_inner_texts()
+    assert heads == ["", "pictures", "forward", "backward", "exchange", "optimizer", "bookkeeping", "in all"]
+    note_steps(script.run, lateness=0.03)
+    slowest = page.locator("#live .inside-slowest")
+    expect(slowest).to_have_text("Rank 1 is the slowest: the others wait 30.0 ms longer in each step.")
+    assert page.locator("#live .part-waiting").count() > 0
+    assert page.locator("#live .inside-means tbody tr").first.locator("td").nth(3).inner_text() == "30.0"
+    summary.click()
+    page.wait_for_timeout(1500)  # an answer may be under way
+    before = len(asked)
+    script.steps(1)
+    await_points(page, 4)
+    assert len(asked) == before
+    assert complaints == []
+
+
+def test_a_run_without_notes_says_why_there_is_nothing(script, url, page):
+    script.start().steps(2)
+    page.goto(url)
+    await_points(page, 2)
+    page.locator("#live .run-inside summary").click()
+    expect(page.locator("#live .inside-empty")).to_have_text("The first steps are under way.")
+    expect(page.locator("#live .inside-processes tbody tr")).to_have_count(1)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from trainer.anatomy_command import anatomy_command
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
         "stop": stop,
         "list": list_,
         "race": race_command(preset_of(argv)),
+        "anatomy": anatomy_command,
         "report": report_command,
         "evaluate": evaluate,
         "predict": predict,
@@ -67,7 +69,8 @@ def _refuse(error: Exception) -> int:
 def _train_command(preset_name: str):
     preset_flag = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
     base = PRESETS[preset_name]
-    main_flags, optimisation_flags, more_flags = flags("main", base), flags("optimisation", base), flags("run", base)
+    main_flags, optimisation_flags = flags("main", base), flags("optimisation", base)
+    more_flags, lesson_flags = flags("run", base), flags("lesson", base)
 
     def train(
         preset: Annotated[preset_flag, tyro.conf.arg(help="where the settings start from")] = preset_name,  # type: ignore[valid-type]
@@ -76,9 +79,10 @@ def _train_command(preset_name: str):
         main: tyro.conf.OmitArgPrefixes[Any] = main_flags,
         optimisation: tyro.conf.OmitArgPrefixes[Any] = optimisation_flags,
         more: tyro.conf.OmitArgPrefixes[Any] = more_flags,
+        lessons: tyro.conf.OmitArgPrefixes[Any] = lesson_flags,
     ) -> int:
         """Train a network; prints the run directory first."""
-        config = settings(main, optimisation, more)
+        config = settings(main, optimisation, more, lessons)
         if not run and _is_torchrun_worker():  # each rank of torchrun would make a run of its own
             raise ConfigError({"run": "is missing: torchrun trains a run that exists, as in train --run runs/<id>"})
         if not run:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-Group = Literal["main", "optimisation", "run"]
+Group = Literal["main", "optimisation", "run", "lesson"]
 
 
 class ConfigError(ValueError):
@@ -153,6 +153,7 @@ class TrainConfig(BaseModel):
         0, "Seed", "Same seed, mode and machine: the same run, bit for bit on the CPU.", "run", ge=0, lt=2**31
     )
     max_steps: int = _option(0, "Step limit", "Stop after this many steps. 0: no limit.", "run", ge=0, le=1_000_000_000)
+    anatomy: bool = _option(True, "Look inside steps", "Measure where the time of each step goes, on each rank.", "run")
     log_every: int = _option(10, "Log every", "Steps between two points of the chart.", "run", ge=1, le=10_000)
     eval_every: int = _option(
         1, "Evaluate every", "Epochs between two passes over the test pictures.", "run", ge=1, le=10_000
@@ -181,6 +182,26 @@ class TrainConfig(BaseModel):
         "run",
         ge=1,
         le=86_400,
+    )
+    slow_ms: int = _option(
+        0,
+        "Late rank (ms)",
+        "The last rank's pictures come so many milliseconds late in each step, and the others wait for it. 0: off.",
+        "lesson",
+        ge=0,
+        le=10_000,
+    )
+    bucket_mb: int = _option(
+        0,
+        "Bucket (MB)",
+        "ddp: gradients that travel together. Small ones leave earlier, while backward goes on, and each costs a "
+        "message. 0: PyTorch's own, 25.",
+        "lesson",
+        ge=0,
+        le=1024,
+    )
+    threads: int = _option(
+        0, "Threads", "CPU threads of each process. 0: the cores, shared fairly.", "lesson", ge=0, le=1024
     )
     label: Annotated[str, Field(max_length=64)] = _option("", "Name", "Your own words for this run.", "run")
 

@@ -38,14 +38,26 @@ def _is_texts(value: object) -> bool:
     return type(value) is list and all(type(item) is str for item in value)
 
 
+def _is_seconds(value: object) -> bool:
+    return _is_number(value) and value >= 0  # type: ignore[operator]
+
+
+def _is_seconds_by_rank(value: object) -> bool:
+    return type(value) is list and all(type(rank) is dict and all(map(_is_seconds, rank.values())) for rank in value)
+
+
 # What a reader may take for granted about a key that is there and not null; a line that breaks it is a bad line.
 TYPES: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("time", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm"), _is_number),
+    **dict.fromkeys(
+        ("time", "epoch", "loss", "accuracy", "lr", "images_per_second", "grad_norm", "seconds"), _is_number
+    ),
     **dict.fromkeys(("v", "step", "count", "rank", "world_size", "threads"), _is_whole),
-    **dict.fromkeys(("parameters", "total_steps", "steps_per_epoch"), _is_whole),
-    **dict.fromkeys(("kind", "text", "status", "error", "path", "run", "checksum"), _is_text),
+    **dict.fromkeys(("parameters", "total_steps", "steps_per_epoch", "steps"), _is_whole),
+    **dict.fromkeys(("gradient_bytes", "largest_layer_bytes"), _is_whole),
+    **dict.fromkeys(("kind", "text", "status", "error", "path", "run", "checksum", "largest_layer"), _is_text),
     **dict.fromkeys(("backend", "precision", "memory_format", "allocator"), _is_text),
     **dict.fromkeys(("devices", "classes"), _is_texts),
+    "ranks": _is_seconds_by_rank,
     "config": lambda value: type(value) is dict,
 }
 

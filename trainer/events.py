@@ -1,11 +1,13 @@
 """`events.jsonl`: one JSON object a line, appended by one writer. Imports no torch; `event_reader` reads it.
 
 Kinds: `progress` {text}, `start` {v, run, step, world_size, devices, backend, precision, memory_format, threads,
-allocator, parameters, total_steps, steps_per_epoch, classes, config}, `step` {step, epoch, loss, accuracy, lr,
-images_per_second, grad_norm}, `eval` {step, epoch, loss, accuracy, count, checksum: that of the weights which all of
-several ranks hold}, `checkpoint` {step, path, accuracy}, `warning` {text}, `end` {status, error, rank, step}. Every
-event has `kind` and `time` (Unix seconds). A run that is resumed appends another `start`, whose `step` tells where it
-goes on: earlier `step` and `eval` events beyond it are superseded.
+allocator, parameters, gradient_bytes, largest_layer, largest_layer_bytes, total_steps, steps_per_epoch, classes,
+config}, `step` {step, epoch, loss, accuracy, lr, images_per_second, grad_norm}, `eval` {step, epoch, loss, accuracy,
+count, checksum: that of the weights which all of several ranks hold}, `anatomy` {step, steps: how many it is the mean
+of, seconds of one, ranks: [seconds of each part of a step, see `anatomy.PARTS`, and `hidden`]}, `checkpoint` {step,
+path, accuracy}, `warning` {text}, `end` {status, error, rank, step}. Every event has `kind` and `time` (Unix seconds).
+A run that is resumed appends another `start`, whose `step` tells where it goes on: earlier `step` and `eval` events
+beyond it are superseded.
 """
 
 import errno

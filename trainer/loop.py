@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.anatomy import Moment
 from trainer.augment import plan_epoch
+from trainer.data import Batch
 from trainer.outcome import Outcome
 from trainer.parallel import check_same_weights, reduce_sum, share_buffers
 from trainer.pulse import Phase
@@ -44,17 +47,21 @@ def train(session: Session) -> Outcome:
         outcome = _end_epoch(session)
     while outcome is None and session.step < session.total_steps:
         outcome = train_epoch(session) or _end_epoch(session)
+    _tell_anatomy(session, is_last=True)
     return outcome or Outcome("completed", session.step)
 
 
 def train_epoch(session: Session) -> Outcome | None:
     """The rest of the current epoch. None if it was done to its end."""
     config, worker, optimizer, scaler = session.config, session.worker, session.optimizer, session.scaler
+    clock = session.clock
     device = worker.device
     epoch, first = divmod(session.step, session.steps_per_epoch)
     epoch_end = min((epoch + 1) * session.steps_per_epoch, session.total_steps)
     plan = plan_epoch(len(session.train_set), config.seed, epoch, config.augment)
     batches = session.train_set.batches(plan, config.batch_size, first, worker.rank, worker.world_size)
+    if config.slow_ms and worker.rank == worker.world_size - 1:
+        batches = _late(batches, config.slow_ms / 1000)
     # Reading a number off a GPU stalls it, so there the ranks meet now and then; on a CPU it costs nothing.
     meet_every = 1 if device.type == "cpu" else min(config.log_every, LONGEST_APART)
     torch.manual_seed(hash((config.seed, epoch, worker.rank)) % 2**63)
@@ -62,7 +69,9 @@ def train_epoch(session: Session) -> Outcome | None:
     sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, correct, pictures, asked to stop
     meter = Meter()
 
+    clock.begin()
     for batch in batches:
+        clock.at(Moment.DATA)
         warmup_steps = config.warmup * session.steps_per_epoch
         lr = config.lr * lr_factor(session.step, session.total_steps, warmup_steps, config.schedule)
         for group in optimizer.param_groups:
@@ -84,14 +93,17 @@ def train_epoch(session: Session) -> Outcome | None:
         # also where the shares are unequal.
         loss = loss_sum * (worker.world_size / batch.global_size)
         optimizer.zero_grad(set_to_none=True)
+        clock.at(Moment.FORWARD)
         session.record.at(Phase.EXCHANGE)
         scaler.scale(loss).backward()
         session.record.at(Phase.STEPPING)
+        clock.at(Moment.BACKWARD)
         grad_norm = _clip(session) if config.grad_clip or is_logged else None
         scaler.step(optimizer)
         scaler.update()
         if session.lookahead:
             session.lookahead.after(session.step)
+        clock.at(Moment.OPTIMIZER)
 
         with torch.no_grad():
             correct = ((logits.argmax(1) == batch.labels) * batch.weight).sum()
@@ -101,7 +113,9 @@ def train_epoch(session: Session) -> Outcome | None:
             if worker.is_main and session.run.is_asked_to_stop:
                 sums[3] += 1
             session.record.at(Phase.EXCHANGE)
+            clock.at(Moment.ARRIVE)
             loss_total, num_correct, num_seen, asked_to_stop = reduce_sum(sums, worker)
+            clock.at(Moment.MEET)
             session.record.at(Phase.STEPPING)
             sums.zero_()
             meter.add(loss_total, num_correct, num_seen)
@@ -115,9 +129,17 @@ def train_epoch(session: Session) -> Outcome | None:
                     return _diverged(session, "a weight")
                 save(session)
                 return Outcome("stopped", session.step)
+        clock.end(session.step)
         if is_last:
             break
     return None
+
+
+def _late(batches: Iterator[Batch], seconds: float) -> Iterator[Batch]:
+    """The same batches, each so much later: a lesson on what one slow rank costs all."""
+    for batch in batches:
+        time.sleep(seconds)
+        yield batch
 
 
 def _clip(session: Session) -> Tensor:
@@ -167,6 +189,13 @@ def _log_step(session: Session, meter: Meter, lr: float, grad_norm: Tensor | Non
         images_per_second=round(images_per_second, 1),
         grad_norm=norm,
     )
+    _tell_anatomy(session)
+
+
+def _tell_anatomy(session: Session, is_last: bool = False) -> None:
+    news = session.reporter.news(is_last) if session.reporter else None
+    if news:
+        session.emit("anatomy", **news)
 
 
 def _end_epoch(session: Session) -> Outcome | None:

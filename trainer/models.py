@@ -110,3 +110,13 @@ def fit_to(model: nn.Module, images: Tensor) -> None:
 
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def gradient_sizes(model: nn.Module) -> dict[str, int]:
+    """Bytes of the gradients that a step computes, by layer (the module that holds the weights), in their order."""
+    sizes: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layer = name.rpartition(".")[0]
+            sizes[layer] = sizes.get(layer, 0) + parameter.numel() * parameter.element_size()
+    return sizes

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.step_clock import NoClock, StepClock, TimedDataParallel, average_gradients
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -27,17 +29,28 @@ class DriftError(RuntimeError):
     """This rank's weights are not those of the others: the same updates from the same start cannot bring that about."""
 
 
-def wrap(model: nn.Module, worker: Worker) -> nn.Module:
-    """The module whose forward and backward serve the mode; `model` itself stays what is saved and evaluated."""
+def wrap(model: nn.Module, worker: Worker, clock: NoClock, bucket_mb: int = 0) -> nn.Module:
+    """The module whose forward and backward serve the mode; `model` itself stays what is saved and evaluated.
+
+    A `StepClock` is told how the gradients travel. bucket_mb: megabytes of gradients that DDP sends together; 0: its
+    own choice, a first one of 1 and all others of 25.
+    """
     if worker.world_size > 1:
-        return nn.parallel.DistributedDataParallel(
+        net = nn.parallel.DistributedDataParallel(
             model,
             device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+            bucket_cap_mb=bucket_mb or None,
             gradient_as_bucket_view=True,
             static_graph=True,
         )
+        if isinstance(clock, StepClock):
+            net.register_comm_hook(clock, average_gradients)
+        return net
     if len(worker.dp_devices) > 1:
-        return nn.DataParallel(model, device_ids=list(worker.dp_devices))
+        devices = list(worker.dp_devices)
+        if isinstance(clock, StepClock):
+            return TimedDataParallel(model, devices, clock)
+        return nn.DataParallel(model, device_ids=devices)
     return model
 
 

@@ -50,7 +50,7 @@ def place(config: TrainConfig, gpus: Sequence[Gpu], cores: int, has_bf16: bool) 
         gpus=tuple(chosen),
         world_size=world_size,
         backend="" if config.parallel != "ddp" else "nccl" if chosen else "gloo",
-        threads=max(1, cores // world_size),
+        threads=config.threads or max(1, cores // world_size),
         per_device_batch=config.batch_size // sharers,
         warnings=tuple(_without_effect(config, chosen, world_size, cores, has_bf16)),
     )
@@ -106,5 +106,20 @@ def _without_effect(config: TrainConfig, gpus: Sequence[Gpu], world_size: int, c
         yield ("BatchNorm sees each device's share of the batch, so the result differs a little from one device.")
     if config.model == "tutorial" and config.bias_lr != 1:
         yield f"bias_lr = {config.bias_lr:g} has no effect: the network has no BatchNorm."
+    yield from _lessons(config, world_size, cores)
     if config.optimizer == "adamw" and config.nesterov:
         yield "nesterov has no effect on adamw."
+
+
+def _lessons(config: TrainConfig, world_size: int, cores: int):
+    """What was slowed down on purpose is said, so that nobody takes it for the machine's fault."""
+    if config.slow_ms:
+        whose = f"rank {world_size - 1}" if world_size > 1 else "the only process"
+        yield f"Lesson: the pictures of {whose} come {config.slow_ms} ms late in each step (slow_ms)."
+    if config.threads:
+        fair = max(1, cores // world_size)
+        yield f"Lesson: {config.threads} CPU threads in each process (threads); shared fairly there would be {fair}."
+    if config.bucket_mb and world_size > 1:
+        yield f"Lesson: gradients travel in buckets of {config.bucket_mb} MB (bucket_mb); PyTorch's own are of 25 MB."
+    elif config.bucket_mb:
+        yield f"bucket_mb = {config.bucket_mb} has no effect: one process exchanges nothing."

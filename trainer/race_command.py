@@ -31,7 +31,8 @@ def race_command(preset_name: str) -> Callable[..., int]:
     """The command, with the flags of the preset's settings."""
     preset_flag = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
     base = PRESETS[preset_name]
-    main_flags, optimisation_flags, more_flags = flags("main", base), flags("optimisation", base), flags("run", base)
+    main_flags, optimisation_flags = flags("main", base), flags("optimisation", base)
+    more_flags, lesson_flags = flags("run", base), flags("lesson", base)
 
     def race(
         modes: Annotated[
@@ -57,9 +58,10 @@ def race_command(preset_name: str) -> Callable[..., int]:
         main: tyro.conf.OmitArgPrefixes[Any] = main_flags,
         optimisation: tyro.conf.OmitArgPrefixes[Any] = optimisation_flags,
         more: tyro.conf.OmitArgPrefixes[Any] = more_flags,
+        lessons: tyro.conf.OmitArgPrefixes[Any] = lesson_flags,
     ) -> int:
         """Train the same in several modes, one after the other, and compare their speed."""
-        config = settings(main, optimisation, more)
+        config = settings(main, optimisation, more, lessons)
         if sum(map(bool, (show, resume, of, modes))) > 1:
             raise ConfigError({"race": "give either modes, or one of --show, --resume and --of"})
         if of:

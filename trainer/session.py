@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainer import checkpoint
+from trainer.anatomy import Reporter, steps_path
 from trainer.config import TrainConfig
 from trainer.data import TestSet, TrainSet, normalise, to_tensor
 from trainer.datasets.prepare import Prepared
@@ -22,6 +23,7 @@ from trainer.pulse import Phase
 from trainer.ranks import RankRecord
 from trainer.restore import restore
 from trainer.runs import Run
+from trainer.step_clock import NoClock, StepClock
 
 ARTICLE_NORMALISATION = {"mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -48,6 +50,8 @@ class Session:
     autocast: torch.dtype | None
     steps_per_epoch: int
     total_steps: int
+    clock: NoClock
+    reporter: Reporter | None  # rank 0 only
     step: int = 0  # optimizer steps made
     save_failed: bool = False  # the newest checkpoint could not be written, which was told
     best: dict[str, Any] = field(
@@ -108,6 +112,7 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
     steps_per_epoch = math.ceil(len(train_set) / config.batch_size)
     total_steps = config.epochs * steps_per_epoch
     total_steps = min(total_steps, config.max_steps or total_steps)
+    clock = StepClock(steps_path(run, worker.rank), device) if config.anatomy else NoClock()
     session = Session(
         config=config,
         worker=worker,
@@ -127,13 +132,15 @@ def begin(config: TrainConfig, worker: Worker, run: Run, prepared: Prepared, rec
         autocast=autocast,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        clock=clock,
+        reporter=Reporter(run, worker.world_size) if worker.is_main and config.anatomy else None,
     )
     record.at(Phase.PREPARING)
     restore(session)
     if config.compile and device.type == "cuda":
         model.compile()  # in place: the names of the weights stay as they are
     record.at(Phase.EXCHANGE)
-    session.net = wrap(model, worker)
+    session.net = wrap(model, worker, clock, config.bucket_mb)
     record.at(Phase.PREPARING)
     return session
 

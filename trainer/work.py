@@ -11,7 +11,7 @@ from trainer.config import TrainConfig
 from trainer.datasets.prepare import open_prepared
 from trainer.devices import cpu_name
 from trainer.loop import train
-from trainer.models import num_parameters
+from trainer.models import gradient_sizes, num_parameters
 from trainer.outcome import Outcome
 from trainer.parallel import Worker
 from trainer.placement import Placement
@@ -44,6 +44,8 @@ def run_rank(
 
 def _start_event(session: Session, placement: Placement, keeps_memory: bool) -> dict[str, Any]:
     precision = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[session.autocast]
+    gradients = gradient_sizes(session.model)
+    largest = max(gradients, key=gradients.__getitem__)
     return {
         "v": 1,
         "run": session.run.id,
@@ -56,6 +58,9 @@ def _start_event(session: Session, placement: Placement, keeps_memory: bool) -> 
         "threads": placement.threads,
         "allocator": "freed memory kept" if keeps_memory else "system",
         "parameters": num_parameters(session.model),
+        "gradient_bytes": sum(gradients.values()),
+        "largest_layer": largest,
+        "largest_layer_bytes": gradients[largest],
         "total_steps": session.total_steps,
         "steps_per_epoch": session.steps_per_epoch,
         "classes": session.classes,

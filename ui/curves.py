@@ -21,6 +21,7 @@ from trainer.event_reader import StepLines, events_of
 from trainer.events import Event
 from trainer.files import file_size
 from trainer.runs import RUN_ID, Run, RunError, RunState
+from trainer.verdict import Summary, mean_step
 from ui.step_columns import StepColumns, step_columns
 from ui.thinning import SMOOTHING, Evaluation, Point, Points, Row, Smoother, Thinned
 from ui.waiting import Board
@@ -75,6 +76,8 @@ class History:
         self._segment = 0  # how many of `_starts` were met
         self.version = secrets.token_hex(4)  # a reader with another one starts anew
         self.num_points = self.num_tests = 0
+        self.anatomy: list[Event] = []  # of the newest process; they grow rarer as it goes on
+        self._mean_step: tuple[int, Summary | None] = 0, None
         self.images_per_second: float | None = None
         self.best_accuracy: float | None = None  # percent
         self.num_nonfinite = self.first_nonfinite = 0
@@ -156,6 +159,10 @@ class History:
         if kind == "start" and time is not None:
             self.last_step = _whole(event.get("step"))
             self.origin = time - (self.elapsed if self.last_step else 0)
+        if kind == "start":
+            self.anatomy, self._mean_step = [], (0, None)
+        if kind == "anatomy" and event.get("ranks") and event.get("steps", 0) > 0:
+            self.anatomy.append(event)
         if kind not in ("step", "eval"):
             if kind == "end" and time is not None and self.origin is not None:
                 self.elapsed = max(self.elapsed, time - self.origin)
@@ -196,6 +203,13 @@ class History:
     def recent(self) -> deque[Point]:
         """The newest points, none of them left out."""
         return self._recent.points()
+
+    @property
+    def mean_step(self) -> Summary | None:
+        """What a step of the newest process is made of; None while nothing is known."""
+        if self._mean_step[0] != len(self.anatomy):
+            self._mean_step = len(self.anatomy), mean_step(self.anatomy)
+        return self._mean_step[1]
 
     @property
     def seconds_per_step(self) -> float | None:

@@ -17,6 +17,7 @@ function follow(mode) {
   const chart = createChart(div, isComparison);
   const head = isComparison ? null : createHead(root);
   const log = isComparison ? null : createLog(root);
+  const inside = isComparison ? null : createInside(root.querySelector('.run-inside'));
   const cursors = new Map(); // run id -> {version, points, tests, seen, state, waits}
   let board; // the version of the queue and of the runs at work
   createTools(root.querySelector('.curve-tools'), chart, isComparison);
@@ -72,6 +73,9 @@ function follow(mode) {
     say(wanted());
     if (!isComparison && answer.board !== board) trigger('runschange', {});
     board = answer.board;
+    if (inside?.isOpen && ids.length) {
+      inside.show(whole({ inside: await within(server.inside({ run: ids[0], steps: inside.steps }), () => lost(SLOW)) }, 'inside'));
+    }
     if (log?.isOpen && ids.length) {
       log.show(whole(await within(server.log({ run: ids[0] }), () => lost(SLOW)), 'text'));
     }
@@ -85,5 +89,6 @@ function follow(mode) {
   const tick = keepAsking(div, PERIOD, poll, lost);
   watch('value', tick); // a state change is told by 'statechange', which Python finds by this quoted name
   log?.onOpen(tick);
+  inside?.onOpen(tick);
   tick();
 }

@@ -16,6 +16,7 @@ import plotly
 
 from trainer.runs import RUN_ID, Run
 from ui.curves import POINT_BINS, Cursor, Curves
+from ui.inside import inside_reply
 from ui.json_reply import json_reply
 from ui.run_facts import elapsed, facts, log_end
 
@@ -24,13 +25,15 @@ PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 ALLOWED_PATHS = [str(PLOTLY_JS)]  # for launch(): the page loads Plotly from the wheel, also offline
 _PLOTLY_URL = f"gradio_api/file={PLOTLY_JS}"  # relative: right behind a proxy with a root path as well
 HEAD = f'<link rel="preload" as="script" href="{_PLOTLY_URL}">'  # for launch(): the download starts with the page
-CSS = (HERE / "live_chart.css").read_text("utf-8")  # for launch()
+CSS = "".join((HERE / name).read_text("utf-8") for name in ("live_chart.css", "inside.css"))  # for launch()
 MAX_RUNS = 8  # in one comparison; there are as many colours
 MAX_COUNT = 2**53
 
 
 def _component_js(mode: str) -> str:
-    parts = [(HERE / name).read_text("utf-8") for name in ("curve_chart.js", "run_head.js", "live_chart.js")]
+    parts = [
+        (HERE / name).read_text("utf-8") for name in ("curve_chart.js", "run_head.js", "inside.js", "live_chart.js")
+    ]
     return "\n".join([*parts, f"follow({json.dumps(mode)});"])
 
 
@@ -46,6 +49,7 @@ def _chart(curves: Curves, mode: str, value: dict[str, Any], elem_id: str) -> gr
         server_functions=[
             json_reply(partial(points_reply, curves), "points"),
             json_reply(partial(log_reply, curves), "log"),
+            json_reply(partial(inside_reply, curves), "inside"),
         ],
         apply_default_css=False,
     )

@@ -8,6 +8,7 @@ from trainer.config import TrainConfig
 from trainer.files import open_regular
 from trainer.processes import is_suspended, recorded_identity
 from trainer.runs import Run, RunStatus
+from trainer.verdict import verdict
 from ui.curves import History
 from ui.waiting import Waiting, in_words
 
@@ -39,6 +40,7 @@ def facts(history: History, waiting: Waiting | None = None) -> dict[str, Any]:
         "facts": _numbers(history, config, step, total),
         "reason": _held_up(history.run, state.status) or sentence(state.error[:2000]),
         "notes": _notes(history),
+        "verdict": _verdict(history),
     }
 
 
@@ -50,6 +52,12 @@ def _progress(history: History, waiting: Waiting | None) -> str:
     if state.status == RunStatus.STOPPED:  # nothing when it was asked to and did
         return sentence(str(state.end.get("error") or ""))
     return state.progress
+
+
+def _verdict(history: History) -> str:
+    """What limits the run; "" while nothing is known."""
+    step = history.mean_step
+    return verdict(history.state.start, step)[:600] if step else ""
 
 
 def _held_up(run: Run, status: RunStatus) -> str:

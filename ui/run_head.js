@@ -108,9 +108,10 @@ function createHead(root) {
     word();
     root.dataset.state = state;
     find('log').hidden = !reply.run;
+    find('inside').hidden = !reply.run;
     put(find('clock'), reply.elapsed ? `${reply.elapsed} elapsed` : '');
     if (!reply.seen && reply.run && state !== 'missing') return; // the facts are as they were
-    const { name = '', setup = '', share = null, left = '', facts = [], reason = '', notes = [] } = reply;
+    const { name = '', setup = '', share = null, left = '', facts = [], reason = '', notes = [], verdict = '' } = reply;
     put(find('name'), name);
     find('name').title = reply.run ?? '';
     put(find('setup'), setup);
@@ -123,6 +124,7 @@ function createHead(root) {
     find('reason').hidden = !reason;
     find('notes').replaceChildren(...notes.map((text) => node('li', text)));
     find('notes').hidden = !notes.length;
+    put(find('verdict'), verdict);
   }
 
   function lost(value) {

@@ -60,7 +60,11 @@ class TrainTab:
         self.buttons = RunButtons(self.supervisor, self.board)
         self.meaning = gr.HTML("", elem_id="meaning")
         self.groups = {}
-        for name, words in (("optimisation", "Optimisation"), ("run", "Run")):
+        for name, words in (
+            ("optimisation", "Optimisation"),
+            ("run", "Run"),
+            ("lesson", "Lessons: slow it down on purpose"),
+        ):
             with gr.Accordion(words, open=False, elem_id=f"group-{name}") as self.groups[name]:
                 for field in FIELDS:
                     if group(field) == name:
