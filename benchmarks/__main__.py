@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import browser, page
+from benchmarks import browser, page, profiled
 from benchmarks.cases import TABLES
 from benchmarks.race import race
 from benchmarks.record import as_markdown, machine, paired, spread, write
@@ -55,9 +55,15 @@ def measure_watching(rounds: int) -> Result:
     return _rates("watching", rates, [(watched, alone)]), rates
 
 
+def measure_profiled(rounds: int) -> Result:
+    rows, numbers = profiled.measure(max(1, rounds // 4), progress)
+    return as_markdown("profiled: milliseconds in a step of ddp x2, rank 0", profiled.HEADER, rows), numbers
+
+
 def main() -> int:
     measures: dict[str, Callable[[int], Result]] = {
         **{name: lambda rounds, name=name: measure_rates(name, rounds) for name in TABLES},
+        "profiled": measure_profiled,
         "page": measure_page,
         "start": measure_start,
         "watching": measure_watching,

@@ -74,4 +74,18 @@ def _ddp() -> Table:
     return Table(cases, ratios)
 
 
-TABLES = {"train": _train(), "data": _data(), "ddp": _ddp()}
+def _anatomy() -> Table:
+    """What it costs to look inside each step."""
+    cases: dict[str, Case] = {}
+    ratios = []
+    for model, ranks in (("tutorial", 1), ("tutorial", 2), ("fast", 2)):
+        options = {"model": model, "precision": "auto", "log_every": 10, **(FAST_STEPS if model == "fast" else STEPS)}
+        options |= {"parallel": "ddp"} if ranks > 1 else {}
+        on, off = (f"{model} x{ranks}, {word}" for word in ("looking inside", "not looking"))
+        cases[on] = Case(loops.product, options, ranks, group=ranks > 1)
+        cases[off] = Case(loops.product, options | {"anatomy": False}, ranks, group=ranks > 1)
+        ratios.append((on, off))
+    return Table(cases, ratios)
+
+
+TABLES = {"train": _train(), "data": _data(), "ddp": _ddp(), "anatomy": _anatomy()}
