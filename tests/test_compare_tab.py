@@ -91,6 +91,8 @@ def test_a_race_is_started_once_fills_its_table_stops_goes_on_and_has_an_address
     expect(page.locator("#race-resume")).not_to_be_visible()
     expect(row(page, "ddp x2")).to_contain_text("Done")
     expect(page.locator(".race-headline")).to_contain_text("Measured once")
+    expect(page.locator(".race-verdicts li")).to_have_count(2)
+    expect(page.locator(".race-verdicts li").first).to_contain_text(re.compile(r"single: \d+ % of a step is"))
     speed = row(page, "single").locator("td.number").first
     assert float(speed.inner_text().replace(",", "")) > 0
 
@@ -103,6 +105,22 @@ def test_a_race_is_started_once_fills_its_table_stops_goes_on_and_has_an_address
     page.goto(server.url + link)
     expect(row(page, "single")).to_contain_text("Done", timeout=60_000)
     page.wait_for_function(f"{CURVES} >= 4")
+
+
+def test_a_lesson_shows_a_mode_as_it_is_beside_what_was_done_to_it(page: Page, server: Server):
+    visit(page, server.url)
+    page.locator("#race-length input").fill("40")
+    page.locator("#race-repeats input").fill("1")
+    page.locator("#race-modes").get_by_label("single").uncheck()
+    page.locator("#race-lesson input").click()
+    page.get_by_role("option", name="The last rank 30 ms late").click()
+    page.locator("#race-start").click()
+    changed = row(page, "ddp x2 (slow_ms 30)")
+    expect(changed).to_contain_text("Done", timeout=180_000)
+    expect(changed.locator("td.number").nth(2)).to_contain_text(re.compile(r"\d\.\d\dx"))
+    expect(row(page, "ddp x2").locator("td.number").nth(2)).to_contain_text("1.00x")
+    expect(page.locator(".race-verdicts li").nth(1)).to_contain_text(re.compile("Rank 1 holds|% of a step is"))
+    assert [run.config().slow_ms for run in races(server)[0].runs()] == [0, 30]
 
 
 def test_an_address_of_a_race_that_is_gone_opens_the_page_as_ever(page: Page, server: Server):

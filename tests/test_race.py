@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,8 @@ SINGLE, DP2, DDP1, DDP2 = (Entrant.parse(word) for word in ("single", "dp:2", "d
         ("ddp:1", ("ddp", 1), "ddp x1"),
         ("ddp x4", ("ddp", 4), "ddp x4"),
         ("ddp", ("ddp", 2), "ddp x2"),
+        ("ddp:2,slow_ms=30", ("ddp", 2), "ddp x2 (slow_ms 30)"),
+        ("single,batch_size=32, nesterov=true", ("single", 1), "single (batch_size 32, nesterov True)"),
     ],
 )
 def test_a_mode_is_named_with_its_number_of_devices(word: str, entrant: tuple, name: str):
@@ -64,6 +67,42 @@ def test_what_is_no_mode_is_refused_by_its_name(word: str):
 def test_what_is_raced_if_nobody_says_otherwise_is_what_the_machine_has(count: int, names: list[str]):
     gpus = [GPUS[0]] * count
     assert [entrant.name for entrant in usual_entrants(gpus)] == names
+
+
+def test_a_mode_is_parsed_again_from_its_own_word():
+    for word in ("single", "ddp:2", "ddp:2,slow_ms=30", "dp:4,lr=0.5,bucket_mb=1"):
+        assert Entrant.parse(word).word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("ddp:2,speed=11", "'speed' is no setting"),
+        ("ddp:2,processes=3", "'processes' is no setting that a mode can have of its own"),
+        ("ddp:2,devices=0", "'devices' is no setting"),
+        ("ddp:2,slow_ms", "is none"),
+        ("ddp:2,=3", "is none"),
+    ],
+)
+def test_what_a_mode_cannot_change_is_refused(word: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        Entrant.parse(word)
+    assert said in caught.value.errors["modes"]
+
+
+@pytest.mark.parametrize("word", ["ddp:2,slow_ms=-1", "ddp:2,slow_ms=soon", "ddp:2,batch_size=0"])
+def test_a_change_that_its_setting_refuses_is_a_refusal_of_that_mode(runs_dir, word: str):
+    race = create_race(runs_dir, BASE, [SINGLE, Entrant.parse(word)])
+    assert race.plan().lanes[1].refusal.startswith(word.rsplit("=", 1)[1])
+    assert race.plan().lanes[1].runs == []
+
+
+def test_a_change_holds_for_its_mode_alone_and_weak_scaling_multiplies_a_changed_batch(runs_dir):
+    race = create_race(runs_dir, BASE, [DDP2, Entrant.parse("ddp:2,slow_ms=30,batch_size=48")], "weak")
+    plain, changed = (Run(runs_dir / lane.runs[0]).config() for lane in race.plan().lanes)
+    assert (plain.slow_ms, plain.batch_size) == (0, 192)
+    assert (changed.slow_ms, changed.batch_size) == (30, 96)
+    assert [lane.name for lane in race.lanes()] == ["ddp x2", "ddp x2 (slow_ms 30, batch_size 48)"]
 
 
 def test_strong_scaling_changes_nothing_but_the_mode():
@@ -305,8 +344,10 @@ def test_the_table_has_a_line_for_each_mode_the_reasons_and_a_sentence(raced, tr
     lines = trainer("race", "--show", "latest", "--runs-dir", str(runs_dir)).stdout.splitlines()
     assert lines[0].split()[:2] == ["mode", "devices"]
     assert [line.split()[0] for line in lines[1:4]] == ["single", "dp", "ddp"]
-    assert lines[4] == "dp x2: needs two GPUs or more: with fewer it trains as one device"
-    assert "is the fastest here" in lines[5]
+    assert lines[5] == "dp x2: needs two GPUs or more: with fewer it trains as one device"
+    for line, name in ((lines[4], "single"), (lines[6], "ddp x2")):
+        assert re.match(rf"{name}: (\d+ % of a step is|Rank \d holds)", line), "what limits it"
+    assert re.search("is the fastest here|overlap over the repeats", lines[7])
 
 
 def test_resuming_a_race_that_is_complete_starts_nothing(raced, trainer):

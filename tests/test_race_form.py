@@ -50,14 +50,14 @@ def test_several_gpus_race_both_modes_over_two_four_and_all_of_them(count: int, 
     ],
 )
 def test_a_length_goes_into_its_setting_and_the_other_limits_are_lifted(kind, length, field, value):
-    base = read(RAW, ["single", "ddp:2"], "strong", kind, length, 2)["base"]
+    base = read(RAW, ["single", "ddp:2"], "", "strong", kind, length, 2)["base"]
     assert getattr(base, field) == value
     assert base.max_steps == (value if field == "max_steps" else 0)
     assert base.target_accuracy == (value if field == "target_accuracy" else 0)
 
 
 def test_the_mode_of_the_train_tab_is_not_that_of_a_race_and_all_else_is():
-    asked = read(RAW, ["single", "ddp:2"], "weak", "steps", 40, 3)
+    asked = read(RAW, ["single", "ddp:2"], "", "weak", "steps", 40, 3)
     left_out = {"max_steps", "target_accuracy", "parallel", "processes"}
     assert asked["base"].model_dump(exclude=left_out) == TrainConfig(**RAW).model_dump(exclude=left_out)
     assert (asked["base"].parallel, asked["base"].processes) == ("single", 0)
@@ -74,6 +74,9 @@ def test_the_mode_of_the_train_tab_is_not_that_of_a_race_and_all_else_is():
         ({"modes": ["single"]}, "modes", "choose two or more"),
         ({"modes": ["single", "ddp:2; rm -rf /"]}, "modes", "is none"),
         ({"modes": ["single", {"x": 1}]}, "modes", "is none"),
+        ({"lesson": "pain"}, "lesson", "'pain' is not one of those offered"),
+        ({"lesson": ["late"]}, "lesson", "is not one of those offered"),
+        ({"lesson": "late", "modes": []}, "modes", "choose one or more"),
         ({"repeats": None}, "repeats", "is empty"),
         ({"repeats": 1.5}, "repeats", "whole number"),
         ({"repeats": True}, "repeats", "whole number"),
@@ -97,7 +100,8 @@ def test_the_mode_of_the_train_tab_is_not_that_of_a_race_and_all_else_is():
     ],
 )
 def test_whatever_is_sent_is_refused_by_its_field(changes: dict, field: str, words: str):
-    asked = {"raw": RAW, "modes": ["single", "ddp:2"], "scaling": "strong", "kind": "steps", "length": 40, "repeats": 2}
+    asked = {"raw": RAW, "modes": ["single", "ddp:2"], "lesson": "", "scaling": "strong", "kind": "steps"}
+    asked |= {"length": 40, "repeats": 2}
     with pytest.raises(ConfigError) as caught:
         read(**{**asked, **changes})
     assert set(caught.value.errors) == {field}
@@ -106,8 +110,8 @@ def test_whatever_is_sent_is_refused_by_its_field(changes: dict, field: str, wor
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError) as caught:
-        read(RAW, [], "strong", "steps", None, None)
-    assert in_words(caught.value) == "Modes: choose two or more; Times: is empty; Length: is empty"
+        read(RAW, [], "", "strong", "steps", None, None)
+    assert in_words(caught.value) == "Modes: choose two or more, or a lesson; Times: is empty; Length: is empty"
 
 
 def test_a_setting_of_the_train_tab_is_named_with_the_place_where_it_is():
@@ -120,3 +124,25 @@ def test_the_settings_that_a_race_would_take_over_are_named_or_what_is_wrong_wit
     assert "preset smoke, tutorial on shapes, batch 128" in settings_note(dict(PRESETS["smoke"].model_dump()))
     assert "your own settings" in settings_note({**PRESETS["smoke"].model_dump(), "lr": 0.123})
     assert "settings to be fixed first" in settings_note({**RAW, "lr": None})
+
+
+@pytest.mark.parametrize(
+    ("lesson", "changes"),
+    [
+        ("late", {"slow_ms": 30}),
+        ("buckets", {"bucket_mb": 1}),
+        ("threads", {"threads": 1}),
+        ("batch", {"batch_size": 32}),
+    ],
+)
+def test_a_lesson_is_each_mode_as_it_is_and_right_after_it_with_the_change(lesson: str, changes: dict):
+    asked = read(RAW, ["single", "ddp:2"], lesson, "strong", "steps", 40, 1)
+    single, changed_single, ddp, changed_ddp = asked["entrants"]
+    assert (single, ddp) == (Entrant("single", 1), Entrant("ddp", 2))
+    assert dict(changed_single.changes) == dict(changed_ddp.changes) == changes
+    assert (changed_ddp.parallel, changed_ddp.processes) == ("ddp", 2)
+    assert [getattr(asked["base"], field) for field in changes] != [*changes.values()], "never on by accident"
+
+
+def test_a_lesson_of_one_mode_is_a_race():
+    assert len(read(RAW, ["ddp:2"], "late", "strong", "steps", 40, 1)["entrants"]) == 2

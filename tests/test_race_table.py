@@ -57,6 +57,25 @@ def test_without_one_device_there_is_no_speed_up():
     assert (row["speed_up"], row["efficiency"], row["images_per_second"]) == (None, None, 90.0)
 
 
+def test_a_lesson_without_one_device_is_compared_with_the_mode_as_it_is():
+    changed = replace(lane("ddp x2", 60.0, num_gpus=2), name="ddp x2 (slow_ms 30)", is_changed=True)
+    plain, slowed = rows([lane("ddp x2", 90.0, num_gpus=2), changed])
+    assert (plain["speed_up"], slowed["speed_up"]) == (1.0, pytest.approx(2 / 3))
+    assert slowed["efficiency"] is None, "that would be a share of one device's speed"
+
+
+def test_what_was_changed_is_never_the_measure_of_what_was_not():
+    changed = replace(lane("single", 10.0), name="single (threads 1)", is_changed=True)
+    slowed, plain = rows([changed, lane("single", 100.0)])
+    assert (slowed["speed_up"], plain["speed_up"]) == (0.1, 1.0)
+
+
+def test_the_verdict_is_that_of_the_newest_run_that_has_one():
+    runs = [replace(CPU_RUN, verdict=words) for words in ("old", "new", "")]
+    (row,) = rows([Lane("single", "single", 1, runs)])
+    assert row["verdict"] == "new"
+
+
 def test_a_number_is_the_median_of_the_repeats_with_the_least_and_the_largest():
     row, _ = rows([lane("single", 90.0, 100.0, 170.0), lane("ddp x2", 50.0)])
     assert (row["images_per_second"], row["images_per_second_range"]) == (100.0, [90.0, 170.0])

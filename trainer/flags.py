@@ -45,12 +45,15 @@ _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "TEXT"}
 def settings(*parts: Any) -> TrainConfig:
     """What the flags say. Raises ConfigError with all problems at once."""
     given = {name: value for part in parts for name, value in vars(part).items()}
-    return TrainConfig.parse({name: _value(name, value) for name, value in given.items()})
+    return TrainConfig.parse({name: value_of(name, value) for name, value in given.items()})
 
 
-def _value(name: str, word: Any) -> Any:
+def value_of(name: str, word: Any) -> Any:
+    """A word in the type of its field; one that is none of it stays as it is, for TrainConfig to refuse."""
     kind = TrainConfig.model_fields[name].annotation
     if kind in (int, float):
-        with suppress(ValueError):  # left as it is for TrainConfig to refuse
+        with suppress(ValueError):
             return kind(word)
+    if kind is bool and isinstance(word, str):
+        return {"true": True, "false": False}.get(word.lower(), word)
     return word

@@ -39,6 +39,7 @@ class Measured:
     peak_memory: dict[str, int]  # bytes by device: "GPU 0", or "CPU" for the memory of all processes of the run
     joules: float | None  # of its GPUs, where they tell their power
     others: float | None = None  # share of the machine's cores that other programs took, the median over its samples
+    verdict: str = ""  # what limits it, in a sentence
 
     @property
     def num_devices(self) -> int:
@@ -73,7 +74,15 @@ def measure(run: Run, target: float = 0.0) -> Measured:
         peak_memory=_peak_memory(samples, is_cpu),
         joules=_joules(samples),
         others=_others(samples),
+        verdict=_verdict(start, events),
     )
+
+
+def _verdict(start: Event, events: list[Event]) -> str:
+    from trainer.verdict import summarise, verdict  # loads numpy, which most commands need not wait for
+
+    step = summarise(events)
+    return verdict(start, step) if step else ""
 
 
 def that_stand(events: list[Event]) -> Iterator[Event]:

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.config import ConfigError, TrainConfig
+from trainer.config import ConfigError, TrainConfig, group
 from trainer.devices import Gpu, cpu_cores, cpu_has_bf16, list_gpus
 from trainer.files import open_regular, write_atomic
+from trainer.flags import value_of
 from trainer.measure import Measured, measure
 from trainer.placement import place
 from trainer.queue import cancel, locked
@@ -33,34 +34,48 @@ T = TypeVar("T")
 Scaling = Literal["strong", "weak"]
 Look = Callable[[Run, float], Measured | None]  # (run, accuracy to reach)
 AGAIN = (RunStatus.STOPPED, RunStatus.INTERRUPTED, RunStatus.FAILED)  # what a race that is resumed tries again
-_MODE = re.compile(r"(single|dp|ddp)(?:[:x ]+(\d{1,3}))?")
+_MODE = re.compile(r"(single|dp|ddp)(?:[:x ]+(\d{1,3}))?((?:,[^,=]+=[^,=]*)*)")
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A mode and over how many devices it goes; on the CPU, ranks."""
+    """A mode and over how many devices it goes; on the CPU, ranks. `changes` are settings in which it differs from the
+    race's own: a lesson, as it is beside as it would be."""
 
     parallel: str
     processes: int
+    changes: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def parse(cls, word: str) -> "Entrant":
-        """`single`, `dp:2`, `ddp:4`. Raises ConfigError."""
+        """`single`, `dp:2`, `ddp:4`, `ddp:2,slow_ms=30`. Raises ConfigError."""
         found = _MODE.fullmatch(word.strip())
         count = int(found[2] or (1 if found[1] == "single" else 2)) if found else 0
         if not found or count < 1 or (found[1] == "single" and count > 1):
             raise ConfigError({"modes": f"{word[:40]!r} is none: give single, dp:2, ddp:1, ddp:2 and the like"})
-        return cls(found[1], count)
+        return cls(found[1], count, tuple(_change(part) for part in found[3].split(",")[1:]))
 
     @property
     def word(self) -> str:
         """As `parse` takes it."""
-        return self.parallel if self.parallel == "single" else f"{self.parallel}:{self.processes}"
+        mode = self.parallel if self.parallel == "single" else f"{self.parallel}:{self.processes}"
+        return ",".join([mode, *(f"{field}={value}" for field, value in self.changes)])
 
     @property
     def name(self) -> str:
         """As people read it."""
-        return self.parallel if self.parallel == "single" else f"{self.parallel} x{self.processes}"
+        mode = self.parallel if self.parallel == "single" else f"{self.parallel} x{self.processes}"
+        changes = ", ".join(f"{field} {value}" for field, value in self.changes)
+        return f"{mode} ({changes})" if changes else mode
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """`slow_ms=30` -> ("slow_ms", 30). Raises ConfigError."""
+    field, _, word = text.partition("=")
+    field = field.strip()
+    if field in ("parallel", "processes", "devices", "label") or field not in TrainConfig.model_fields:
+        raise ConfigError({"modes": f"{field[:40]!r} is no setting that a mode can have of its own"})
+    return field, value_of(field, word.strip())
 
 
 def usual_entrants(gpus: Sequence[Gpu]) -> list[Entrant]:
@@ -76,6 +91,7 @@ def entrant_config(base: TrainConfig, entrant: Entrant, scaling: Scaling, gpus: 
 
     Raises ConfigError if this machine cannot run it, or it would be another mode in disguise.
     """
+    base = base.changed(**dict(entrant.changes))
     count = entrant.processes
     pool = [] if base.devices == "cpu" else [gpu.index for gpu in gpus]
     if base.devices not in ("cpu", "auto"):
@@ -103,8 +119,13 @@ class PlannedLane(BaseModel):
 
     parallel: Literal["single", "dp", "ddp"]
     processes: int = Field(ge=1)
+    changes: dict[str, int | float | bool | str] = {}
     refusal: str
     runs: list[Annotated[str, Field(pattern=f"^{RUN_ID.pattern}$")]]
+
+    @property
+    def entrant(self) -> Entrant:
+        return Entrant(self.parallel, self.processes, tuple(self.changes.items()))
 
 
 class Plan(BaseModel):
@@ -161,11 +182,12 @@ class Race:
         look = look or look_anew
         return [
             Lane(
-                Entrant(lane.parallel, lane.processes).name,
+                lane.entrant.name,
                 lane.parallel,
                 lane.processes,
                 [look(Run(self.runs_dir / name), plan.target) for name in lane.runs],
                 lane.refusal,
+                bool(lane.changes),
             )
             for lane in plan.lanes
         ]
@@ -217,7 +239,8 @@ def create_race(
         except ConfigError as error:
             configs.append(None)
             refusal = "; ".join(error.errors.values())
-        lanes.append(PlannedLane(parallel=entrant.parallel, processes=entrant.processes, refusal=refusal, runs=[]))  # type: ignore[arg-type]
+        asked = {"parallel": entrant.parallel, "processes": entrant.processes, "changes": dict(entrant.changes)}
+        lanes.append(PlannedLane.model_validate({**asked, "refusal": refusal, "runs": []}))
     if not any(configs):
         raise ConfigError({"modes": f"none of them can run here: {entrants[0].name} {lanes[0].refusal}"})
     race = _make_directory(runs_dir)
@@ -282,8 +305,17 @@ def side_by_side(found: Sequence[Measured]) -> list[Lane]:
     lanes: dict[Entrant, list[Measured | None]] = {}
     for one in found:
         count = max(1, one.world_size) if one.config.parallel == "ddp" else one.num_devices
-        lanes.setdefault(Entrant(one.config.parallel, count), []).append(one)
-    return [Lane(entrant.name, entrant.parallel, entrant.processes, runs) for entrant, runs in lanes.items()]
+        lanes.setdefault(Entrant(one.config.parallel, count, lessons_of(one.config)), []).append(one)
+    return [
+        Lane(entrant.name, entrant.parallel, entrant.processes, runs, is_changed=bool(entrant.changes))
+        for entrant, runs in lanes.items()
+    ]
+
+
+def lessons_of(config: TrainConfig) -> tuple[tuple[str, Any], ...]:
+    """What was slowed down on purpose: no repeat of a run in which nothing was."""
+    values = {field: getattr(config, field) for field in TrainConfig.model_fields if group(field) == "lesson"}
+    return tuple((field, value) for field, value in values.items() if value)
 
 
 def look_anew(run: Run, target: float) -> Measured | None:

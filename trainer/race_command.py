@@ -36,7 +36,9 @@ def race_command(preset_name: str) -> Callable[..., int]:
 
     def race(
         modes: Annotated[
-            tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODE...", help="as in: single dp:2 ddp:2")
+            tuple[str, ...],
+            tyro.conf.Positional,
+            tyro.conf.arg(metavar="MODE...", help="as in: single ddp:2 ddp:2,slow_ms=30"),
         ] = (),
         preset: Annotated[preset_flag, tyro.conf.arg(help="where the settings start from")] = preset_name,  # type: ignore[valid-type]
         scaling: Annotated[
@@ -113,8 +115,8 @@ def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:
     else:
         _print_table([dict(zip(COLUMNS, _cells(row), strict=True)) for row in found])
         for row in found:
-            if row["reason"]:
-                print(printable(f"{row['name']}: {row['reason']}"))
+            if row["reason"] or row["verdict"]:
+                print(printable(f"{row['name']}: {row['reason'] or row['verdict']}"))
         print(headline(found) or "nothing was measured: a race needs some steps after its warm-up")
     return 0 if any(row["images_per_second"] for row in found) else 1
 

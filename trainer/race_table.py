@@ -24,6 +24,7 @@ class Lane:
     processes: int
     runs: Sequence[Measured | None]
     refusal: str = ""  # why this machine cannot run it; "" if it can
+    is_changed: bool = False  # it differs from the race's settings in more than its mode
 
     def rates(self) -> list[float | None]:
         return [run.images_per_second if run else None for run in self.runs]
@@ -34,15 +35,18 @@ def rows(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
 
     Keys: name, parallel, processes, devices, batch_size, lr, precision, is_cpu, status, reason, repeats (measured),
     images_per_second, seconds_per_step, speed_up, efficiency, peak_memory {device: bytes}, seconds_to_target, accuracy,
-    joules, others (the most of its runs), runs (ids).
+    joules, others (the most of its runs), verdict (of the newest run that has one), runs (ids).
     """
     base = baseline(lanes)
     return [_row(lane, base) for lane in lanes]
 
 
 def baseline(lanes: Sequence[Lane]) -> Lane | None:
-    """What the others are compared with: `single`, else one rank of ddp."""
-    wanted = [lane for lane in lanes if lane.parallel == "single"] or [lane for lane in lanes if lane.processes == 1]
+    """What the others are compared with: `single`, else one rank of ddp; of a lesson that has neither, its first."""
+    plain = [lane for lane in lanes if not lane.is_changed]
+    wanted = [lane for lane in plain if lane.parallel == "single"] or [lane for lane in plain if lane.processes == 1]
+    if not wanted and len(plain) < len(lanes):
+        wanted = plain or [*lanes]
     return wanted[0] if wanted else None
 
 
@@ -118,7 +122,8 @@ def _row(lane: Lane, base: Lane | None) -> dict[str, Any]:
     row |= _spread("images_per_second", [run.images_per_second for run in measured])
     row |= _spread("seconds_per_step", [run.config.batch_size / run.images_per_second for run in measured])  # type: ignore[operator]
     row |= _spread("speed_up", speed_ups)
-    row |= _spread("efficiency", [ratio / num_devices for ratio in speed_ups])
+    is_from_one = base is not None and base.processes == 1  # else the ratio is no speed-up over one device
+    row |= _spread("efficiency", [ratio / num_devices for ratio in speed_ups] if is_from_one else [])
     row |= _spread("accuracy", [run.accuracy for run in done])
     row |= _spread("seconds_to_target", [run.seconds_to_target for run in done])
     row |= _spread("joules", [run.joules for run in done])
@@ -127,6 +132,7 @@ def _row(lane: Lane, base: Lane | None) -> dict[str, Any]:
         for name, peak in run.peak_memory.items():
             row["peak_memory"][name] = max(row["peak_memory"].get(name, 0), peak)
     row["others"] = max((run.others for run in done if run.others is not None), default=None)
+    row["verdict"] = next((run.verdict for run in reversed(done) if run.verdict), "")
     row["runs"] = [run.run for run in done]
     return row
 

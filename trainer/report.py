@@ -18,7 +18,7 @@ from trainer.event_reader import read_events
 from trainer.files import write_atomic
 from trainer.measure import Measured, measure, that_stand, training_clock
 from trainer.presets import command_line, to_argv
-from trainer.race import MOST_RUNS, Entrant, Race, side_by_side
+from trainer.race import MOST_RUNS, Race, side_by_side
 from trainer.race_table import Lane, headline, rows, with_range
 from trainer.runs import Run, RunError
 
@@ -29,13 +29,13 @@ POINTS = 2000  # rows of a curve at most, give or take a bin
 def race_report(race: Race) -> str:
     """The report of a race. Raises RunError if its plan, or every one of its runs, cannot be read."""
     plan = race.plan()
-    asked = [Entrant(lane.parallel, lane.processes).word for lane in plan.lanes]
+    asked = [lane.entrant.word for lane in plan.lanes]
     try:
         flags = to_argv(TrainConfig(**plan.config))
     except ValueError:  # settings of another version of the program
         flags = []
     words = ["python -m trainer race", *asked, f"--scaling {plan.scaling}", f"--repeats {plan.repeats}", *flags]
-    names = ", ".join(Entrant(lane.parallel, lane.processes).name for lane in plan.lanes)
+    names = ", ".join(lane.entrant.name for lane in plan.lanes)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(plan.made))
     repeats = f", {plan.repeats} times" if plan.repeats > 1 else ""
     about = f"A race of {when}, {plan.scaling} scaling{repeats}. Every mode trained with the same seed and data."
@@ -73,6 +73,7 @@ def _page(title: str, about: str, runs: Sequence[Run], lanes: Sequence[Lane], co
         about=escape(about),
         headline=escape(headline(found)),
         race=_race_table(found),
+        verdicts=_verdicts(found),
         settings=_settings([one.config for one in measured], [one.run for one in measured]),
         machine=_machine(measured, by_id),
         commands="\n".join(escape(command) for command in dict.fromkeys(commands)),
@@ -163,6 +164,12 @@ def _race_table(found: Sequence[dict[str, Any]]) -> str:
     is_told["Efficiency"] &= any(row["runs"] and not row["is_cpu"] for row in found)  # a CPU is one device
     shown = [i for i, head in enumerate(heads) if is_told[head]]
     return _table([heads[i] for i in shown], [[line[i] for i in shown] for line in lines])
+
+
+def _verdicts(found: Sequence[dict[str, Any]]) -> str:
+    """What limits each mode."""
+    said = [f"<li><b>{escape(row['name'])}</b>: {escape(row['verdict'])}</li>" for row in found if row["verdict"]]
+    return f"<h2>What limits it</h2>\n<ul>{''.join(said)}</ul>" if said else ""
 
 
 def _settings(configs: Sequence[TrainConfig], names: Sequence[str]) -> str:

@@ -109,11 +109,12 @@ class CompareTab:
 
     # Buttons: [problem, table, *_told]
 
-    def _on_start(self, value: Any, modes: Any, scaling: Any, kind: Any, length: Any, repeats: Any, *settings: Any):
+    def _on_start(self, value: Any, *given: Any) -> list[Any]:
+        asked_for, settings = given[: len(self.form.inputs)], given[len(self.form.inputs) :]
         problem = ""
         try:
             raw = self.train_form.raw(settings)
-            asked = read(raw, modes, scaling, kind, length, repeats)
+            asked = read(raw, *asked_for)
             if not self._is_second_click(value, asked):
                 value = {"race": self.supervisor.start_race(**asked).id}
         except ConfigError as error:
@@ -145,11 +146,11 @@ class CompareTab:
             plan = self.supervisor.race(_race(value)).plan()
         except RunError:
             return False
-        lanes = [(lane.parallel, lane.processes) for lane in plan.lanes]
+        lanes = [lane.entrant for lane in plan.lanes]
         same = plan.config == asked["base"].anchored().model_dump() and plan.scaling == asked["scaling"]
         same = same and plan.repeats == asked["repeats"]
         is_new = 0 <= time.time() - plan.made < DOUBLE_CLICK
-        return is_new and same and lanes == [(entrant.parallel, entrant.processes) for entrant in asked["entrants"]]
+        return is_new and same and lanes == asked["entrants"]
 
 
 def _race(value: Any) -> Any:

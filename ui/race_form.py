@@ -1,6 +1,7 @@
 """What is asked before a race: modes, scaling, length, repeats. All other settings are those of the Train tab."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -14,8 +15,16 @@ from ui.form import parse, preset_of, title
 STEPS, EPOCHS, ACCURACY = "steps", "epochs", "accuracy"
 USUAL = {STEPS: 200, EPOCHS: 1, ACCURACY: 60}  # a length of each kind to start from
 LENGTH_LABELS = {STEPS: "Steps a run", EPOCHS: "Epochs a run", ACCURACY: "Test accuracy (%)"}
+# What each mode is raced with a second time: (words, changes of the settings `raw`).
+LESSONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "late": ("The last rank 30 ms late", lambda raw: {"slow_ms": 30}),
+    "buckets": ("Gradients in buckets of 1 MB", lambda raw: {"bucket_mb": 1}),
+    "threads": ("One CPU thread in each process", lambda raw: {"threads": 1}),
+    "batch": ("A quarter of the batch", lambda raw: {"batch_size": max(1, int(raw["batch_size"]) // 4)}),
+}
 _TITLES = {
     "modes": "Modes",
+    "lesson": "Lesson",
     "scaling": "Scaling",
     "repeats": "Times",
     "until": "Until",
@@ -57,6 +66,14 @@ class RaceForm:
             info=not_offered(gpus) or None,
             elem_id="race-modes",
         )
+        self.lesson = widgets.Dropdown(
+            [("None", ""), *((words, name) for name, (words, _) in LESSONS.items())],
+            value="",
+            label="Lesson",
+            info="Race each mode twice: as it is, and with something done to it on purpose.",
+            filterable=False,
+            elem_id="race-lesson",
+        )
         self.scaling = widgets.Radio(
             [("Strong", "strong"), ("Weak", "weak")],
             value="strong",
@@ -82,7 +99,7 @@ class RaceForm:
     @property
     def inputs(self) -> list[Any]:
         """The widgets in the order that `read` takes."""
-        return [self.modes, self.scaling, self.kind, self.length, self.repeats]
+        return [self.modes, self.lesson, self.scaling, self.kind, self.length, self.repeats]
 
     @staticmethod
     def on_kind(kind: Any) -> Any:
@@ -91,7 +108,9 @@ class RaceForm:
         return gr.update(value=USUAL[known], label=LENGTH_LABELS[known])
 
 
-def read(raw: Mapping[str, Any], modes: Any, scaling: Any, kind: Any, length: Any, repeats: Any) -> dict[str, Any]:
+def read(
+    raw: Mapping[str, Any], modes: Any, lesson: Any, scaling: Any, kind: Any, length: Any, repeats: Any
+) -> dict[str, Any]:
     """The arguments of `Supervisor.start_race` by name. `raw` is what the Train tab holds. Raises ConfigError."""
     errors: dict[str, str] = {}
     words = modes if isinstance(modes, list) else []
@@ -99,8 +118,10 @@ def read(raw: Mapping[str, Any], modes: Any, scaling: Any, kind: Any, length: An
         entrants = [Entrant.parse(str(word)) for word in words]
     except ConfigError as error:
         errors |= error.errors
-    if len(words) < 2:
-        errors["modes"] = "choose two or more"
+    if lesson and (not isinstance(lesson, str) or lesson not in LESSONS):
+        errors["lesson"] = f"{str(lesson)[:40]!r} is not one of those offered"
+    if len(words) < (1 if lesson else 2):
+        errors["modes"] = "choose one or more" if lesson else "choose two or more, or a lesson"
     if type(repeats) is not int:
         errors["repeats"] = "must be a whole number" if repeats is not None else "is empty"
     if not isinstance(kind, str) or kind not in USUAL:
@@ -115,6 +136,9 @@ def read(raw: Mapping[str, Any], modes: Any, scaling: Any, kind: Any, length: An
         base = parse(settings)
     except ConfigError as error:  # its own length is not a setting of the Train tab
         raise ConfigError({"length" if name == field else name: text for name, text in error.errors.items()}) from error
+    if lesson:  # each mode right before itself with the lesson, so that the two run near each other in time
+        changes = tuple(LESSONS[lesson][1](base.model_dump()).items())
+        entrants = [each for mode in entrants for each in (mode, replace(mode, changes=changes))]
     return {"base": base, "entrants": entrants, "scaling": scaling, "repeats": repeats}
 
 

@@ -77,6 +77,13 @@ function followRace() {
     const reasons = rows.filter((row) => row.reason).map((row) => node('li', `${row.name}: ${row.reason}`));
     find('.race-reasons').replaceChildren(...reasons);
     find('.race-reasons').hidden = !reasons.length;
+    const verdicts = rows.filter((row) => row.verdict).map((row) => {
+      const item = node('li');
+      item.append(node('b', row.name), `: ${row.verdict}`);
+      return item;
+    });
+    find('.race-verdicts').replaceChildren(...verdicts);
+    find('.race-verdicts').hidden = !verdicts.length;
   }
 
   function take(request, answer) {

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.race import AGAIN, Entrant, Plan, Race
+from trainer.race import AGAIN, Plan, Race
 from trainer.race_table import Lane, headline, rows
 from trainer.runs import RunState, RunStatus
 from ui.run_facts import duration
@@ -13,7 +13,7 @@ from ui.run_facts import duration
 def title(race: Race, plan: Plan) -> str:
     """As in '7 Dec 14:02, single, ddp x2'."""
     when = time.strftime("%d %b %H:%M", time.localtime(plan.made)).lstrip("0")
-    names = [Entrant(lane.parallel, lane.processes).name for lane in plan.lanes]
+    names = [lane.entrant.name for lane in plan.lanes]
     label = str(plan.config.get("label") or "")[:64]
     return ", ".join([when, *([label] if label else []), *names])
 
@@ -113,6 +113,7 @@ def _row(
         "share": round((row["images_per_second"] or 0) / best, 3) if best else 0,
         "cells": [cells[name] for name, _ in columns],
         "reason": row["reason"][:600],
+        "verdict": row["verdict"][:600],
     }
 
 
