@@ -133,6 +133,7 @@ def test_the_settings_that_a_race_would_take_over_are_named_or_what_is_wrong_wit
         ("buckets", {"bucket_mb": 1}),
         ("threads", {"threads": 1}),
         ("batch", {"batch_size": 32}),
+        ("seed", {"seed": 1}),
     ],
 )
 def test_a_lesson_is_each_mode_as_it_is_and_right_after_it_with_the_change(lesson: str, changes: dict):

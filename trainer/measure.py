@@ -15,6 +15,7 @@ from trainer.status import RunStatus
 
 WARM_UP = 5  # steps of each process that are not counted: memory is taken and kernels are chosen in them
 FEWEST = 3  # points after the warm-up; fewer say nothing
+LOSSES = 256
 LONGEST_GAP = 5.0  # seconds between two samples of the machine; over a longer one nothing is assumed
 
 
@@ -40,6 +41,7 @@ class Measured:
     joules: float | None  # of its GPUs, where they tell their power
     others: float | None = None  # share of the machine's cores that other programs took, the median over its samples
     verdict: str = ""  # what limits it, in a sentence
+    losses: tuple[tuple[int, float], ...] = ()  # (step, training loss), thinned to at most LOSSES steps
 
     @property
     def num_devices(self) -> int:
@@ -75,7 +77,21 @@ def measure(run: Run, target: float = 0.0) -> Measured:
         joules=_joules(samples),
         others=_others(samples),
         verdict=_verdict(start, events),
+        losses=_losses(events),
     )
+
+
+def _losses(events: list[Event]) -> tuple[tuple[int, float], ...]:
+    """Thinned to multiples of one number, which is the same for runs of the same length."""
+    known = {event["step"]: event["loss"] for event in events if event["kind"] == "step" and _is_point(event)}
+    stride = 1
+    while sum(step % stride == 0 for step in known) > LOSSES:
+        stride *= 2
+    return tuple((step, loss) for step, loss in known.items() if step % stride == 0)
+
+
+def _is_point(event: Event) -> bool:
+    return event.get("loss") is not None and event.get("step", 0) > 0
 
 
 def _verdict(start: Event, events: list[Event]) -> str:

@@ -22,6 +22,7 @@ from trainer.race import Entrant, Race, Scaling, create_race, open_race, side_by
 from trainer.race_table import Lane, headline, rows, with_range
 from trainer.run_list import open_run
 from trainer.runs import RunError, RunStatus
+from trainer.same_answer import same_answer
 from trainer.signals import StopOnSignal
 
 COLUMNS = ("mode", "devices", "images/s", "ms a step", "speed-up", "efficiency", "peak memory", "accuracy", "status")
@@ -117,6 +118,8 @@ def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:
         for row in found:
             if row["reason"] or row["verdict"]:
                 print(printable(f"{row['name']}: {row['reason'] or row['verdict']}"))
+        for sentence in same_answer(lanes):
+            print(printable(sentence))
         print(headline(found) or "nothing was measured: a race needs some steps after its warm-up")
     return 0 if any(row["images_per_second"] for row in found) else 1
 

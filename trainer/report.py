@@ -21,6 +21,7 @@ from trainer.presets import command_line, to_argv
 from trainer.race import MOST_RUNS, Race, side_by_side
 from trainer.race_table import Lane, headline, rows, with_range
 from trainer.runs import Run, RunError
+from trainer.same_answer import same_answer
 
 HERE = Path(__file__).parent
 POINTS = 2000  # rows of a curve at most, give or take a bin
@@ -73,7 +74,7 @@ def _page(title: str, about: str, runs: Sequence[Run], lanes: Sequence[Lane], co
         about=escape(about),
         headline=escape(headline(found)),
         race=_race_table(found),
-        verdicts=_verdicts(found),
+        verdicts=_verdicts(found, same_answer(lanes)),
         settings=_settings([one.config for one in measured], [one.run for one in measured]),
         machine=_machine(measured, by_id),
         commands="\n".join(escape(command) for command in dict.fromkeys(commands)),
@@ -166,10 +167,11 @@ def _race_table(found: Sequence[dict[str, Any]]) -> str:
     return _table([heads[i] for i in shown], [[line[i] for i in shown] for line in lines])
 
 
-def _verdicts(found: Sequence[dict[str, Any]]) -> str:
-    """What limits each mode."""
+def _verdicts(found: Sequence[dict[str, Any]], same: Sequence[str]) -> str:
+    """What limits each mode, and whether they learn the same."""
     said = [f"<li><b>{escape(row['name'])}</b>: {escape(row['verdict'])}</li>" for row in found if row["verdict"]]
-    return f"<h2>What limits it</h2>\n<ul>{''.join(said)}</ul>" if said else ""
+    limits = f"<h2>What limits it</h2>\n<ul>{''.join(said)}</ul>" if said else ""
+    return limits + "".join(f"<p>{escape(sentence)}</p>" for sentence in same)
 
 
 def _settings(configs: Sequence[TrainConfig], names: Sequence[str]) -> str:

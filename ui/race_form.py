@@ -20,6 +20,7 @@ LESSONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = 
     "late": ("The last rank 30 ms late", lambda raw: {"slow_ms": 30}),
     "buckets": ("Gradients in buckets of 1 MB", lambda raw: {"bucket_mb": 1}),
     "threads": ("One CPU thread in each process", lambda raw: {"threads": 1}),
+    "seed": ("Another seed: what chance changes", lambda raw: {"seed": (int(raw["seed"]) + 1) % 2**31}),
     "batch": ("A quarter of the batch", lambda raw: {"batch_size": max(1, int(raw["batch_size"]) // 4)}),
 }
 _TITLES = {

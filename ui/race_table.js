@@ -84,6 +84,9 @@ function followRace() {
     });
     find('.race-verdicts').replaceChildren(...verdicts);
     find('.race-verdicts').hidden = !verdicts.length;
+    const same = (answer.same ?? []).map((text) => node('li', text));
+    find('.race-same').replaceChildren(...same);
+    find('.race-same').hidden = !same.length;
   }
 
   function take(request, answer) {

@@ -7,6 +7,7 @@ from typing import Any
 from trainer.race import AGAIN, Plan, Race
 from trainer.race_table import Lane, headline, rows
 from trainer.runs import RunState, RunStatus
+from trainer.same_answer import same_answer
 from ui.run_facts import duration
 
 
@@ -86,6 +87,7 @@ def table(lanes: Sequence[Lane], target: float, repeats: int) -> dict[str, Any]:
     columns = [*_ALWAYS, *shown, *_LAST]
     return {
         "headline": headline(found),
+        "same": same_answer(lanes),
         "columns": columns,
         "rows": [_row(lane, row, columns, best, repeats) for lane, row in zip(lanes, found, strict=True)],
     }
