@@ -347,3 +347,16 @@ def test_two_gpus_train_like_one_also_on_a_batch_smaller_than_their_number(runs_
     assert events(both, "start")[0]["backend"] == ("nccl" if parallel == "ddp" else "")
     assert len(events(both, "start")[0]["devices"]) == 2
     assert largest_difference(single, both) <= 1e-9
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+def test_two_gpus_note_each_tenth_step_by_their_own_clock(runs_dir, pictures, parallel):
+    run = train(new_run(runs_dir, pictures, parallel=parallel, epochs=30, log_every=2))
+    step = summarise(read_events(run.events_path))
+    assert len(step.ranks) == (2 if parallel == "ddp" else 1)
+    assert step.of("forward") > 0
+    assert step.of("backward") > 0
+    assert (step.of("exchange") > 0) == (parallel == "ddp")
+    assert all((step.of(part) > 0) == (parallel == "dp") for part in ("scatter", "replicate", "gather"))

@@ -81,8 +81,8 @@ class StepClock(NoClock):
     def at(self, moment: Moment) -> None:
         if self.is_noting:
             self._step.moments[moment] = self.stamp()
-            if moment == Moment.MEET and not self._is_cpu:
-                self._read()
+        if moment == Moment.MEET:
+            self._read()
 
     def bucket_leaves(self, is_last: bool) -> None:
         """The gradients of a bucket are computed and go to the other ranks."""
@@ -119,7 +119,8 @@ class StepClock(NoClock):
         anchor.synchronize()
         now = time.monotonic()
         for step, noted in self._unread:
-            self._write(step, noted.row(lambda event: now - event.elapsed_time(anchor) / 1000))
+            with suppress(RuntimeError):  # an event that a side stream has not come to
+                self._write(step, noted.row(lambda event: now - event.elapsed_time(anchor) / 1000))
         self._unread.clear()
 
     def _write(self, step: int, row: list[float]) -> None:
@@ -200,6 +201,8 @@ class TimedDataParallel(nn.DataParallel):
         return self._timed("gather", super().gather, *args)
 
     def _timed(self, extra: str, work: Any, *args: Any) -> Any:
+        if not self.clock.is_noting:
+            return work(*args)
         begun = self.clock.stamp()
         result = work(*args)
         self.clock.spend(extra, begun)
