@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer train | resume | stop | list | race | report | evaluate | predict | export`."""
+"""`python -m trainer train | resume | stop | list | race | forecast | report | evaluate | predict | export`."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import tyro
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
+from trainer.forecast_command import forecast_command
 from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
         "stop": stop,
         "list": list_,
         "race": race_command(preset_of(argv)),
+        "forecast": forecast_command(preset_of(argv)),
         "report": report_command,
         "evaluate": evaluate,
         "predict": predict,
