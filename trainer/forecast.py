@@ -6,6 +6,7 @@ far off it was stand in docs/forecast.md.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
@@ -70,7 +71,7 @@ def forecast(
     strong: `batch_size` pictures over all ranks; weak: so many for each. Raises ConfigError. The keys are those of
     `_row`, times in seconds; efficiency is the speed-up for each device, and a CPU is one device.
     """
-    _check(batch_size, counts, 1)
+    check(batch_size, counts, scaling)
     rows = []
     for count in counts:
         share = _share(batch_size, count, scaling)
@@ -97,9 +98,8 @@ def cluster(
     Gradients are averaged within the machines, then between them. Where no exchange within a machine was calibrated,
     its devices count as if each pair was joined by the network. Raises ConfigError.
     """
-    _check(batch_size, counts, gpus)
-    if calibration.is_cpu and gpus > 1:
-        raise ConfigError({"gpus": f"{gpus} cannot be forecast from the calibration of a CPU: leave it at 0"})
+    check(batch_size, counts, scaling, gpus)
+    check_gpus(gpus, calibration.is_cpu)
     is_linked = gpus > 1 and bool(calibration.exchange)
     size, spread = calibration.gradient_bytes, calibration.spread
     calibrated = min(gpus, max(calibration.counts))
@@ -150,12 +150,22 @@ def _row(
     }
 
 
-def _check(batch_size: int, counts: Sequence[int], gpus: int) -> None:
+def check(batch_size: int, counts: Sequence[int], scaling: Scaling, gpus: int = 1) -> None:
+    """Refuse, before anything is measured, what cannot be reckoned for any calibration. Raises ConfigError."""
     if batch_size < 1:
         raise ConfigError({"batch_size": f"{batch_size} must be at least 1"})
-    if not counts or min(counts) < 1 or gpus < 1 or max(counts) * gpus > MOST_DEVICES:
-        wrong = max(counts, default=0) * gpus if counts and min(counts) > 0 else min(counts, default=0)
+    devices = [count * gpus for count in counts] or [0]
+    wrong = next((count for count in devices if not 1 <= count <= MOST_DEVICES), None)
+    if wrong is not None:
         raise ConfigError({"machines": f"{wrong} devices must be from 1 to {MOST_DEVICES}"})
+    for count in devices:
+        _share(batch_size, count, scaling)
+
+
+def check_gpus(gpus: int, is_cpu: bool) -> None:
+    """Raises ConfigError."""
+    if is_cpu and gpus > 1:
+        raise ConfigError({"gpus": f"{gpus} cannot be forecast from the calibration of a CPU: leave it at 0"})
 
 
 def _share(batch_size: int, count: int, scaling: Scaling) -> int:
@@ -180,8 +190,9 @@ def beside(calibration: Calibration, measured: Sequence[dict[str, Any]]) -> list
         if not row["seconds_per_step"]:
             continue
         guess: dict[str, Any] = {}
-        if row["parallel"] != "dp" and (count == 1 or calibration.exchange):
-            (guess,) = forecast(calibration, row["batch_size"], [count])
+        if row["parallel"] != "dp":
+            with suppress(ConfigError):  # no exchange was calibrated
+                (guess,) = forecast(calibration, row["batch_size"], [count])
         rows.append((row, guess.get("seconds_per_step"), guess.get("is_calibrated")))
     known = [pair for pair in rows if pair[1]]
     base = next((pair for pair in known if pair[0]["parallel"] == "single"), None)

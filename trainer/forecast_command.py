@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from trainer.calibration import Calibration, find, keep, read
 from trainer.config import ConfigError, TrainConfig, config_error
-from trainer.devices import cpu_cores, cpu_has_bf16, cpu_name, list_gpus
+from trainer.devices import Gpu, cpu_cores, cpu_has_bf16, cpu_name, list_gpus
 from trainer.flags import flags, settings
-from trainer.forecast import Network, Scaling, beside, cluster, forecast
+from trainer.forecast import Network, Scaling, beside, check, check_gpus, cluster, forecast
 from trainer.forecast_words import AGAINST_COLUMNS, COLUMNS, against_cells, assumptions, cells, verdict
 from trainer.log import STDERR, printable, say
 from trainer.placement import Placement, place
 from trainer.presets import PRESETS
-from trainer.race import Entrant, entrant_config, open_race
+from trainer.race import Entrant, Race, entrant_config, open_race
 from trainer.race_table import rows as race_rows
 from trainer.signals import StopOnSignal
 
@@ -65,16 +65,15 @@ def forecast_command(preset_name: str) -> Callable[..., int]:
             return _against(runs_dir, against, given, json_)
         entrants = _entrants(modes, config)
         counts = [entrant.processes for entrant in entrants]
-        if machines > 1 and scaling == "strong" and config.batch_size < machines:
-            text = f"{config.batch_size} has not one picture for each of {machines} machines: try --scaling weak"
-            raise ConfigError({"batch_size": text})
-        made = given or _measure(config, counts, scaling)
         if machines == 1:
+            check(config.batch_size, counts, scaling)
+            made = given or _measure(config, counts, scaling)
             rows = forecast(made, config.batch_size, counts, scaling)
         else:
-            width = gpus or max(made.counts if not made.is_cpu else [1])
-            steps = [2**power for power in range(machines.bit_length()) if 2**power < machines]
-            rows = cluster(made, config.batch_size, [*steps, machines], width, network, scaling)
+            width, steps = _width(gpus, given, config), [*_powers(machines), machines]
+            check(config.batch_size, steps, scaling, width)
+            made = given or _measure(config, [width], scaling, is_alone=False)
+            rows = cluster(made, config.batch_size, steps, width, network, scaling)
         words = assumptions(made, rows, scaling, network if machines > 1 else None)
         if json_:
             print(json.dumps({"rows": rows, "assumptions": words, "calibration": made.model_dump()}))
@@ -99,15 +98,39 @@ def _entrants(modes: Sequence[str], config: TrainConfig) -> list[Entrant]:
     entrants = [Entrant.parse(word) for word in modes]
     if any(entrant.parallel == "dp" for entrant in entrants):
         raise ConfigError({"modes": "nn.DataParallel is not forecast: give single and ddp:2, ddp:4 and the like"})
-    gpus = [] if config.devices == "cpu" else list_gpus()
-    most = len(gpus) or FEWEST_ON_CPU
-    usual = [2**power for power in range(most.bit_length())] + [most]
-    return entrants or [Entrant("ddp" if n > 1 else "single", n) for n in dict.fromkeys(usual) if n <= most]
+    most = len(_gpus(config)) or FEWEST_ON_CPU
+    usual = dict.fromkeys([*_powers(most), most])
+    return entrants or [Entrant("ddp" if count > 1 else "single", count) for count in usual]
 
 
-def _measure(config: TrainConfig, counts: Sequence[int], scaling: Scaling) -> Calibration:
-    """Calibrate one rank and those numbers of ranks that this machine can hold, and keep what comes out."""
-    gpus = [] if config.devices == "cpu" else list_gpus()
+def _powers(most: int) -> list[int]:
+    """Of two, below `most`."""
+    return [2**power for power in range(max(0, most).bit_length()) if 2**power < most]
+
+
+def _gpus(config: TrainConfig) -> list[Gpu]:
+    return [] if config.devices == "cpu" else list_gpus()
+
+
+def _width(gpus: int, given: Calibration | None, config: TrainConfig) -> int:
+    """Devices of each machine; 0: as many as there are where the calibration is from. Raises ConfigError."""
+    if gpus < 0:
+        raise ConfigError({"gpus": f"{gpus} must be at least 0"})
+    is_cpu = given.is_cpu if given else not _gpus(config)
+    check_gpus(gpus, is_cpu)
+    if gpus or is_cpu:
+        return gpus or 1
+    return max(given.counts) if given else len(_gpus(config))
+
+
+def _measure(config: TrainConfig, counts: Sequence[int], scaling: Scaling, is_alone: bool = True) -> Calibration:
+    """Calibrate one rank and those numbers of ranks that this machine can hold, and keep what comes out.
+
+    is_alone: only this machine is of interest, and no network stands in for what joins its devices.
+    """
+    gpus = _gpus(config)
+    if is_alone and len(gpus) == 1 and max(counts) > 1:
+        raise ConfigError({"modes": f"ddp:{max(counts)} cannot be forecast: one GPU has no other to exchange with"})
     most = len(gpus) or max(FEWEST_ON_CPU, 2 * cpu_cores())
     placements: list[tuple[Placement, int]] = []
     for count in sorted({1, *(count for count in counts if count <= most)}):
@@ -130,23 +153,32 @@ def _against(runs_dir: Path, reference: str, given: Calibration | None, as_json:
     """The forecast beside a race, from the calibration that is kept for its network, or from a new one."""
     race = open_race(runs_dir, reference)
     measured = race_rows(race.lanes())
-    known = [row for row in measured if row["seconds_per_step"]]
-    if not known:
+    if not any(row["seconds_per_step"] for row in measured):
         raise ConfigError({"against": f"{race.id} has measured nothing yet"})
-    plan = race.plan()
-    config = TrainConfig.parse(plan.config)
-    device = cpu_name() if known[0]["is_cpu"] else known[0]["devices"].split(", ")[0].split(" ", 2)[-1]
-    made = given or find(config.model, config.optimizer, known[0]["precision"], device, cpu_cores())
-    counts = {row["processes"] for row in known if row["parallel"] == "ddp"}
-    if made is None or not (given or counts <= made.counts):
-        made = _measure(config, sorted(counts), plan.scaling)
-    rows = beside(made, known)
+    made = given or kept_for(race, measured)
+    if made is None:
+        config = TrainConfig.parse(race.plan().config)
+        counts = {row["processes"] for row in measured if row["parallel"] == "ddp" and row["seconds_per_step"]}
+        made = _measure(config, sorted(counts) or [1], race.plan().scaling)
+    rows = beside(made, measured)
     if as_json:
         print(json.dumps({"rows": rows, "race": race.id, "calibration": made.model_dump()}))
         return 0
     _print_table(AGAINST_COLUMNS, [against_cells(row) for row in rows])
     print(printable(verdict(rows, made)))
     return 0
+
+
+def kept_for(race: Race, measured: Sequence[dict[str, Any]]) -> Calibration | None:
+    """The calibration that was kept for the network of a race on this machine, if it has all numbers of ranks in it."""
+    known = [row for row in measured if row["seconds_per_step"] and row["parallel"] != "dp"]
+    if not known:
+        return None
+    config = race.plan().config
+    device = cpu_name() if known[0]["is_cpu"] else known[0]["devices"].split(", ")[0].split(" ", 2)[-1]
+    model, optimizer = str(config.get("model")), str(config.get("optimizer"))
+    made = find(model, optimizer, known[0]["precision"], device, cpu_cores())
+    return made if made and {row["processes"] for row in known} <= made.counts else None
 
 
 def _print_table(titles: Sequence[str], table: Sequence[Sequence[str]]) -> None:

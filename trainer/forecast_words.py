@@ -103,7 +103,12 @@ def verdict(rows: Sequence[dict[str, Any]], calibration: Calibration) -> str:
     if not errors:
         return "Nothing of this race can be forecast: nn.DataParallel is left out."
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(calibration.made))
-    words = f"The forecast of {made} was off by {median(errors):.0%} in the median, by {max(errors):.0%} at most."
+    each = [
+        f"{row['name']} {1000 * row['predicted']:.1f} ms a step ({row['error']:+.0%})"
+        for row in rows
+        if row["error"] is not None
+    ]
+    words = f"The forecast of {made} was {_list(each)}: off by {median(errors):.0%} in the median."
     most = max((row["others"] or 0 for row in rows), default=0)
     if most >= DISTURBING:
         words += f" Other programs took up to {most:.0%} of this machine during the race."

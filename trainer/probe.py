@@ -123,6 +123,8 @@ def _training_step(config: TrainConfig, worker: Worker, batch_size: int) -> Call
         if config.grad_clip:
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        elif count % config.log_every == 0:
+            torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         scaler.step(optimizer)
         scaler.update()
         if lookahead:
