@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from trainer.calibration import CalibrationError
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
@@ -56,6 +57,8 @@ def main(argv: list[str]) -> int:
         )
     except (ConfigError, RunError) as error:
         return _refuse(error)
+    except CalibrationError as error:
+        return _fail(error)
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COMPLETED

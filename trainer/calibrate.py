@@ -22,23 +22,18 @@ import torch.multiprocessing as mp
 
 from trainer import probe
 from trainer.allocator import keep_freed_memory
-from trainer.calibration import Calibration, Compute, Exchange
+from trainer.calibration import Calibration, CalibrationError, Compute, Exchange
 from trainer.config import TrainConfig
 from trainer.devices import cpu_cores, cpu_name
 from trainer.launch import pin
 from trainer.parallel import Worker
 from trainer.placement import Placement
 from trainer.processes import leave_now, leave_when_parent_dies
-from trainer.runs import RunError
 
-STEP_SECONDS, EXCHANGE_SECONDS = 1.0, 0.5  # of each measurement, without its warm-up
-SIZES = (64, 2**18, 2**22)  # bytes that are exchanged beside the whole gradient
+STEP_SECONDS, EXCHANGE_SECONDS = 1.0, 0.5  # of each measurement
+SIZES = (64, 2**22)  # bytes that are exchanged beside the whole gradient
 PATIENCE = 120.0  # seconds without an answer after which a rank counts as hung
 END_GRACE = 5.0
-
-
-class CalibrationError(RunError):
-    """A calibration that could not be finished; one sentence."""
 
 
 def calibrate(

@@ -23,6 +23,10 @@ Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 Point = tuple[float, float]  # pictures or bytes, seconds
 
 
+class CalibrationError(RuntimeError):
+    """A calibration that could not be finished; one sentence."""
+
+
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from pydantic import ValidationError
 
-from trainer.calibration import Calibration, find, keep, read
+from trainer.calibration import Calibration, CalibrationError, find, keep, read
 from trainer.config import ConfigError, TrainConfig, config_error
 from trainer.devices import Gpu, cpu_cores, cpu_has_bf16, cpu_name, list_gpus
 from trainer.flags import flags, settings
@@ -109,7 +109,9 @@ def _powers(most: int) -> list[int]:
 
 
 def _gpus(config: TrainConfig) -> list[Gpu]:
-    return [] if config.devices == "cpu" else list_gpus()
+    if config.devices in ("cpu", "auto"):
+        return [] if config.devices == "cpu" else list_gpus()
+    return [gpu for gpu in list_gpus() if str(gpu.index) in config.devices.split(",")]
 
 
 def _width(gpus: int, given: Calibration | None, config: TrainConfig) -> int:
@@ -139,7 +141,7 @@ def _measure(config: TrainConfig, counts: Sequence[int], scaling: Scaling, is_al
         placements.append((placement, placement.per_device_batch))
     for number in StopOnSignal.NUMBERS:  # also where a parent has it ignored
         signal.signal(number, signal.default_int_handler)
-    from trainer.calibrate import CalibrationError, calibrate
+    from trainer.calibrate import calibrate
 
     try:
         made = calibrate(config, placements, lambda text: say(text, STDERR))

@@ -26,9 +26,9 @@ from trainer.parallel import Worker, reduce_sum
 from trainer.session import ARTICLE_NORMALISATION, choose_precision
 
 NUM_CLASSES = 10
-FEWEST, MOST = 6, 200  # repeats of one kind
+FEWEST, MOST = 5, 200  # repeats of one kind
 LONGEST = 20.0  # seconds after which fewer are enough
-WARM_UP = 2  # repeats that do not count, where there are as many others
+WARM_UP = 1  # repeats that do not count
 
 
 def time_step(config: TrainConfig, worker: Worker, batch_size: int, seconds: float) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def time_step(config: TrainConfig, worker: Worker, batch_size: int, seconds: flo
 
     taken = [each / block for each in _repeat(one, worker, seconds)]
     middle = median(taken)
-    kept = sorted(taken)[: max(2, round(0.9 * len(taken)))]  # one hiccup is no spread
+    kept = sorted(taken)[: max(1, round(0.9 * len(taken)))]  # one hiccup is no spread
     return {"seconds": middle, "spread": pstdev(kept) / middle}
 
 
@@ -84,14 +84,14 @@ def _repeat(one: Callable[[], None], worker: Worker, seconds: float) -> list[flo
     while not enough:
         flag = torch.zeros(1, dtype=torch.float64, device=worker.device)
         passed = time.perf_counter() - begun
-        if worker.is_main and len(taken) >= (FEWEST if passed < LONGEST else 2):
+        if worker.is_main and len(taken) >= (FEWEST if passed < LONGEST else WARM_UP + 1):
             flag += float(passed >= seconds or len(taken) >= MOST)
         enough = bool(reduce_sum(flag, worker)[0])
         if not enough:
             before = time.perf_counter()
             one()
             taken.append(time.perf_counter() - before)
-    return taken[min(WARM_UP, len(taken) // 2) :]
+    return taken[WARM_UP:]
 
 
 def _training_step(config: TrainConfig, worker: Worker, batch_size: int) -> Callable[[], Tensor]:
