@@ -58,6 +58,6 @@ def rows() -> list[str]:
         guess = forecast_of(system)
         found.append(
             f"| {system.name} | {system.machines} x {system.gpus} | {system.gbit:g} | {system.efficiency:.0%} | "
-            f"{guess:.0%} | {100 * (guess / system.efficiency - 1):+.0f} % |"
+            f"{guess:.0%} | {round(100 * (guess / system.efficiency - 1)):+d} % |"
         )
     return found
