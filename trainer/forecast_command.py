@@ -126,9 +126,10 @@ def _width(gpus: int, given: Calibration | None, config: TrainConfig) -> int:
 
 
 def _measure(config: TrainConfig, counts: Sequence[int], scaling: Scaling, is_alone: bool = True) -> Calibration:
-    """Calibrate one rank and those numbers of ranks that this machine can hold, and keep what comes out.
+    """Calibrate one rank and those numbers of ranks that this machine can hold.
 
-    is_alone: only this machine is of interest, and no network stands in for what joins its devices.
+    is_alone: only this machine is of interest: no network stands in for what joins its devices, and what comes out is
+    kept, with all the numbers of ranks that a race of it may have.
     """
     gpus = _gpus(config)
     if is_alone and len(gpus) == 1 and max(counts) > 1:
@@ -147,7 +148,8 @@ def _measure(config: TrainConfig, counts: Sequence[int], scaling: Scaling, is_al
         made = calibrate(config, placements, lambda text: say(text, STDERR))
     except KeyboardInterrupt:
         raise CalibrationError("the calibration was stopped: nothing was kept") from None
-    say(f"calibrated in {made.took:.0f} s; kept as {keep(made)}", STDERR)
+    kept = f"; kept as {keep(made)}" if is_alone else ""
+    say(f"calibrated in {made.took:.0f} s{kept}", STDERR)
     return made
 
 
