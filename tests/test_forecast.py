@@ -300,6 +300,13 @@ def test_the_assumptions_name_what_was_measured_and_what_was_not():
     assert "Between machines" not in words
 
 
+def test_a_calibration_beside_other_programs_is_not_passed_over_in_silence():
+    busy = CPU.model_copy(update={"others": 0.42})
+    words = [" ".join(assumptions(made, forecast(made, 128, [1]), "strong", None)) for made in (busy, CPU)]
+    assert "Other programs took 42% of this machine" in words[0]
+    assert "Other programs took" not in words[1]
+
+
 def test_the_assumptions_of_a_cluster_name_its_network():
     lonely = calibration(is_cpu=False, counts=(1,), spread=0.02)
     words = "\n".join(assumptions(lonely, cluster(lonely, 128, [2], 8, FAST), "weak", FAST))

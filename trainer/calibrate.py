@@ -9,13 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from statistics import mean
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -33,7 +34,7 @@ from trainer.processes import leave_now, leave_when_parent_dies
 STEP_SECONDS, EXCHANGE_SECONDS = 1.0, 0.5  # of each measurement
 SIZES = (64, 2**22)  # bytes that are exchanged beside the whole gradient
 PATIENCE = 120.0  # seconds without an answer after which a rank counts as hung
-END_GRACE = 5.0
+BLAME_GRACE, END_GRACE = 0.5, 5.0
 
 
 def calibrate(
@@ -50,6 +51,7 @@ def calibrate(
     widest = max((placement for placement, _ in placements), key=lambda placement: placement.world_size)
     is_cpu = not widest.gpus
     size = probe.gradient_bytes(config)
+    clock = _Clock()
     compute: list[Compute] = []
     exchange: list[Exchange] = []
     with _ranks(widest) as ranks:
@@ -68,6 +70,7 @@ def calibrate(
                 exchange.append(Exchange(ranks=world, size=bytes_, seconds=taken))
             _ask(team, "part")
         precision = _ask(ranks[:1], "precision", config)[0]
+        others = _others(clock, ranks)
     return Calibration(
         made=time.time(),
         model=config.model,
@@ -77,11 +80,40 @@ def calibrate(
         is_cpu=is_cpu,
         cores=cpu_cores(),
         torch=version("torch"),
+        others=others,
         gradient_bytes=size,
         compute=compute,
         exchange=exchange,
         took=round(time.monotonic() - begun, 1),
     )
+
+
+class _Clock:
+    """Seconds of processor time of this machine and of this process since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return idle, own.user + own.system, time.monotonic()
+
+    def read(self) -> tuple[float, float, float]:
+        """(idle, own, passed)."""
+        idle, own, passed = (now - before for now, before in zip(self._now(), self._begun, strict=True))
+        return idle, own, passed
+
+
+def _others(clock: _Clock, ranks: Sequence["_Rank"]) -> float:
+    """The share of the machine's cores that neither idled nor worked for this process or its ranks."""
+    idle, own, passed = clock.read()
+    for rank in ranks:
+        with suppress(psutil.Error):
+            times = psutil.Process(rank.process.pid).cpu_times()
+            own += times.user + times.system
+    total = max(passed, 1e-3) * (psutil.cpu_count() or 1)
+    return round(min(1.0, max(0.0, (total - idle - own) / total)), 3)
 
 
 class _Rank:
@@ -144,6 +176,10 @@ def _answer(rank: _Rank, team: Sequence[_Rank]) -> Any:
     except (EOFError, OSError):
         raise _death(rank) from None
     if kind == "error":
+        wait([other.process.sentinel for other in team], BLAME_GRACE)  # what failed here may be that a peer is gone
+        gone = [other for other in team if not other.process.is_alive()]
+        if gone:
+            raise _death(gone[0])
         raise CalibrationError(f"Rank {rank.number} of the calibration failed: {value}")
     return value
 

@@ -61,6 +61,7 @@ class Calibration(Frozen):
     is_cpu: bool  # its ranks share one processor; else each has a device of its own
     cores: Annotated[int, Field(ge=1)] = 1
     torch: str = ""  # version
+    others: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the machine's cores that other programs took meanwhile
     gradient_bytes: Annotated[int, Field(ge=1)]
     compute: Annotated[list[Compute], Field(min_length=1)]
     exchange: list[Exchange] = []

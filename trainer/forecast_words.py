@@ -81,6 +81,11 @@ def assumptions(
         )
         if not calibration.is_cpu and not calibration.exchange and rows[0]["ranks"] > rows[0]["machines"]:
             found.append("No exchange within a machine was measured: its devices count as joined by the network.")
+    if calibration.others >= DISTURBING:
+        found.append(
+            f"Other programs took {calibration.others:.0%} of this machine while it was measured: forecast again when "
+            "it is idle."
+        )
     found.append("Not in it: reading pictures from a disk, evaluations, checkpoints, other programs.")
     return found
 
