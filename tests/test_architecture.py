@@ -25,6 +25,7 @@ def test_importing_the_app_leaves_torch_out():
         *("config", "presets", "events", "runs", "devices", "placement", "processes", "stop", "ranks", "blame"),
         *("queue", "background", "signals", "pulse", "causes", "watcher", "launch", "__main__"),
         *("measure", "race", "race_table", "race_command", "report", "report_command"),
+        *("calibration", "forecast", "forecast_words", "forecast_command"),
     ],
 )
 def test_the_contracts_need_no_torch(module: str):

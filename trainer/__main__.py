@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer train | resume | stop | list | race | report | evaluate | predict | export`."""
+"""`python -m trainer train | resume | stop | list | race | forecast | report | evaluate | predict | export`."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from trainer.anatomy_command import anatomy_command
+from trainer.calibration import CalibrationError
 from trainer.config import ConfigError
 from trainer.devices import cpu_cores, cpu_has_bf16, list_gpus
 from trainer.flags import flags, preset_of, settings
+from trainer.forecast_command import forecast_command
 from trainer.log import open_streams, printable
 from trainer.placement import place
 from trainer.presets import PRESETS
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> int:
         "stop": stop,
         "list": list_,
         "race": race_command(preset_of(argv)),
+        "forecast": forecast_command(preset_of(argv)),
         "anatomy": anatomy_command,
         "report": report_command,
         "evaluate": evaluate,
@@ -56,6 +59,8 @@ def main(argv: list[str]) -> int:
         )
     except (ConfigError, RunError) as error:
         return _refuse(error)
+    except CalibrationError as error:
+        return _fail(error)
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COMPLETED

@@ -14,6 +14,9 @@ from trainer.background import start_waiting
 from trainer.config import ConfigError
 from trainer.devices import list_gpus
 from trainer.flags import flags, settings
+from trainer.forecast import beside
+from trainer.forecast_command import kept_for
+from trainer.forecast_words import verdict
 from trainer.log import STDERR, printable, say
 from trainer.measure import measure
 from trainer.presets import PRESETS
@@ -111,8 +114,10 @@ def _wait(race: Race) -> None:
 
 def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:
     found = rows(lanes)
+    calibration = kept_for(race, found) if race else None
+    predicted = beside(calibration, found) if calibration else None
     if as_json:
-        print(json.dumps({"rows": found, "race": race.id if race else None, "report": None}))
+        print(json.dumps({"rows": found, "race": race.id if race else None, "report": None, "forecast": predicted}))
     else:
         _print_table([dict(zip(COLUMNS, _cells(row), strict=True)) for row in found])
         for row in found:
@@ -121,6 +126,8 @@ def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:
         for sentence in same_answer(lanes):
             print(printable(sentence))
         print(headline(found) or "nothing was measured: a race needs some steps after its warm-up")
+        if predicted and calibration:
+            print(printable(verdict(predicted, calibration)))
     return 0 if any(row["images_per_second"] for row in found) else 1
 
 

@@ -35,7 +35,7 @@ def rows(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
 
     Keys: name, parallel, processes, devices, batch_size, lr, precision, is_cpu, status, reason, repeats (measured),
     images_per_second, seconds_per_step, speed_up, efficiency, peak_memory {device: bytes}, seconds_to_target, accuracy,
-    joules, others (the most of its runs), verdict (of the newest run that has one), runs (ids).
+    joules, others (the most of its runs), is_changed, verdict (of the newest run that has one), runs (ids).
     """
     base = baseline(lanes)
     return [_row(lane, base) for lane in lanes]
@@ -132,6 +132,7 @@ def _row(lane: Lane, base: Lane | None) -> dict[str, Any]:
         for name, peak in run.peak_memory.items():
             row["peak_memory"][name] = max(row["peak_memory"].get(name, 0), peak)
     row["others"] = max((run.others for run in done if run.others is not None), default=None)
+    row["is_changed"] = lane.is_changed
     row["verdict"] = next((run.verdict for run in reversed(done) if run.verdict), "")
     row["runs"] = [run.run for run in done]
     return row
