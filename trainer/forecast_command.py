@@ -9,16 +9,17 @@ from typing import Annotated, Any, Literal
 import tyro
 from pydantic import ValidationError
 
-from trainer.calibration import Calibration, CalibrationError, find, keep, read
+from trainer.calibration import Calibration, CalibrationError, keep, read
 from trainer.config import ConfigError, TrainConfig, config_error
-from trainer.devices import Gpu, cpu_cores, cpu_has_bf16, cpu_name, list_gpus
+from trainer.devices import Gpu, cpu_cores, cpu_has_bf16, list_gpus
+from trainer.findings import kept_for
 from trainer.flags import flags, settings
 from trainer.forecast import Network, Scaling, beside, check, check_gpus, cluster, forecast
 from trainer.forecast_words import AGAINST_COLUMNS, COLUMNS, against_cells, assumptions, cells, verdict
 from trainer.log import STDERR, printable, say
 from trainer.placement import Placement, place
 from trainer.presets import PRESETS
-from trainer.race import Entrant, Race, entrant_config, open_race
+from trainer.race import Entrant, entrant_config, open_race
 from trainer.race_table import rows as race_rows
 from trainer.signals import StopOnSignal
 
@@ -173,18 +174,6 @@ def _against(runs_dir: Path, reference: str, given: Calibration | None, as_json:
     _print_table(AGAINST_COLUMNS, [against_cells(row) for row in rows])
     print(printable(verdict(rows, made)))
     return 0
-
-
-def kept_for(race: Race, measured: Sequence[dict[str, Any]]) -> Calibration | None:
-    """The calibration that was kept for the network of a race on this machine, if it has all numbers of ranks in it."""
-    known = [row for row in measured if row["seconds_per_step"] and row["parallel"] != "dp"]
-    if not known:
-        return None
-    config = race.plan().config
-    device = cpu_name() if known[0]["is_cpu"] else known[0]["devices"].split(", ")[0].split(" ", 2)[-1]
-    model, optimizer = str(config.get("model")), str(config.get("optimizer"))
-    made = find(model, optimizer, known[0]["precision"], device, cpu_cores())
-    return made if made and {row["processes"] for row in known} <= made.counts else None
 
 
 def _print_table(titles: Sequence[str], table: Sequence[Sequence[str]]) -> None:

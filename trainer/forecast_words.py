@@ -43,15 +43,15 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
 
 
 def assumptions(
-    calibration: Calibration, rows: Sequence[dict[str, Any]], scaling: str, network: Network | None
+    calibration: Calibration, rows: Sequence[dict[str, Any]], scaling: str | None, network: Network | None
 ) -> list[str]:
-    """What the rows rest on, a sentence each."""
+    """What the rows rest on, a sentence each. scaling: that of all rows, if they have one."""
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(calibration.made))
     counts = _list([str(count) for count in sorted(calibration.counts)])
     found = [
         f"Measured {made} in {calibration.took:.0f} s: {calibration.model} in {calibration.precision} on "
         f"{calibration.device}, with {counts} {'rank' if counts == '1' else 'ranks'} at work.",
-        _scaling_words(scaling),
+        *([_scaling_words(scaling)] if scaling else []),
         f"Each step exchanges {calibration.gradient_bytes / 1e6:.1f} MB of gradients in fp32.",
     ]
     for count in sorted({point.ranks for point in calibration.exchange}):

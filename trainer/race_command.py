@@ -13,10 +13,9 @@ import tyro
 from trainer.background import start_waiting
 from trainer.config import ConfigError
 from trainer.devices import list_gpus
+from trainer.findings import findings, kept_for
 from trainer.flags import flags, settings
 from trainer.forecast import beside
-from trainer.forecast_command import kept_for
-from trainer.forecast_words import verdict
 from trainer.log import STDERR, printable, say
 from trainer.measure import measure
 from trainer.presets import PRESETS
@@ -25,7 +24,6 @@ from trainer.race import Entrant, Race, Scaling, create_race, open_race, side_by
 from trainer.race_table import Lane, headline, rows, with_range
 from trainer.run_list import open_run
 from trainer.runs import RunError, RunStatus
-from trainer.same_answer import same_answer
 from trainer.signals import StopOnSignal
 
 COLUMNS = ("mode", "devices", "images/s", "ms a step", "speed-up", "efficiency", "peak memory", "accuracy", "status")
@@ -115,19 +113,25 @@ def _wait(race: Race) -> None:
 def _print(lanes: Sequence[Lane], race: Race | None, as_json: bool) -> int:
     found = rows(lanes)
     calibration = kept_for(race, found) if race else None
-    predicted = beside(calibration, found) if calibration else None
     if as_json:
-        print(json.dumps({"rows": found, "race": race.id if race else None, "report": None, "forecast": predicted}))
+        print(
+            json.dumps(
+                {
+                    "rows": found,
+                    "race": race.id if race else None,
+                    "report": None,
+                    "forecast": beside(calibration, found) if calibration else None,
+                }
+            )
+        )
     else:
         _print_table([dict(zip(COLUMNS, _cells(row), strict=True)) for row in found])
         for row in found:
             if row["reason"] or row["verdict"]:
                 print(printable(f"{row['name']}: {row['reason'] or row['verdict']}"))
-        for sentence in same_answer(lanes):
+        for sentence in findings(lanes, found, race):
             print(printable(sentence))
         print(headline(found) or "nothing was measured: a race needs some steps after its warm-up")
-        if predicted and calibration:
-            print(printable(verdict(predicted, calibration)))
     return 0 if any(row["images_per_second"] for row in found) else 1
 
 

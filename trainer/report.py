@@ -16,12 +16,12 @@ from typing import Any
 from trainer.config import TrainConfig
 from trainer.event_reader import read_events
 from trainer.files import write_atomic
+from trainer.findings import findings
 from trainer.measure import Measured, measure, that_stand, training_clock
 from trainer.presets import command_line, to_argv
 from trainer.race import MOST_RUNS, Race, side_by_side
 from trainer.race_table import Lane, headline, rows, with_range
 from trainer.runs import Run, RunError
-from trainer.same_answer import same_answer
 
 HERE = Path(__file__).parent
 POINTS = 2000  # rows of a curve at most, give or take a bin
@@ -40,7 +40,7 @@ def race_report(race: Race) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(plan.made))
     repeats = f", {plan.repeats} times" if plan.repeats > 1 else ""
     about = f"A race of {when}, {plan.scaling} scaling{repeats}. Every mode trained with the same seed and data."
-    return _page(f"Race: {names}", about, race.runs(), race.lanes(), [" ".join(words)])
+    return _page(f"Race: {names}", about, race.runs(), race.lanes(), [" ".join(words)], race)
 
 
 def runs_report(runs: Sequence[Run]) -> str:
@@ -61,7 +61,14 @@ def write_report(html: str, path: Path) -> None:
         raise RunError(f"output: {path} cannot be written: {error.strerror}") from error
 
 
-def _page(title: str, about: str, runs: Sequence[Run], lanes: Sequence[Lane], commands: Sequence[str]) -> str:
+def _page(
+    title: str,
+    about: str,
+    runs: Sequence[Run],
+    lanes: Sequence[Lane],
+    commands: Sequence[str],
+    race: Race | None = None,
+) -> str:
     measured = [one for lane in lanes for one in lane.runs if one]
     if not measured:
         raise RunError("there is no run left to report on")
@@ -74,7 +81,7 @@ def _page(title: str, about: str, runs: Sequence[Run], lanes: Sequence[Lane], co
         about=escape(about),
         headline=escape(headline(found)),
         race=_race_table(found),
-        verdicts=_verdicts(found, same_answer(lanes)),
+        verdicts=_verdicts(found, findings(lanes, found, race)),
         settings=_settings([one.config for one in measured], [one.run for one in measured]),
         machine=_machine(measured, by_id),
         commands="\n".join(escape(command) for command in dict.fromkeys(commands)),
@@ -167,11 +174,11 @@ def _race_table(found: Sequence[dict[str, Any]]) -> str:
     return _table([heads[i] for i in shown], [[line[i] for i in shown] for line in lines])
 
 
-def _verdicts(found: Sequence[dict[str, Any]], same: Sequence[str]) -> str:
-    """What limits each mode, and whether they learn the same."""
+def _verdicts(found: Sequence[dict[str, Any]], more: Sequence[str]) -> str:
+    """What limits each mode, and what else is to be told."""
     said = [f"<li><b>{escape(row['name'])}</b>: {escape(row['verdict'])}</li>" for row in found if row["verdict"]]
     limits = f"<h2>What limits it</h2>\n<ul>{''.join(said)}</ul>" if said else ""
-    return limits + "".join(f"<p>{escape(sentence)}</p>" for sentence in same)
+    return limits + "".join(f"<p>{escape(sentence)}</p>" for sentence in more)
 
 
 def _settings(configs: Sequence[TrainConfig], names: Sequence[str]) -> str:

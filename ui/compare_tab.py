@@ -11,6 +11,7 @@ from trainer.config import ConfigError
 from trainer.runs import RunError
 from ui import widgets
 from ui.curves import Curves
+from ui.forecast_panel import ForecastPanel
 from ui.form import Form
 from ui.live_chart import MAX_RUNS, CompareRuns
 from ui.race_facts import RaceFacts, ids_of
@@ -43,6 +44,7 @@ class CompareTab:
                 self.past = widgets.Dropdown([], label="Race", visible=False, filterable=False, elem_id="race-past")
                 self.table = race_table(self.facts)
                 self.chart = CompareRuns(curves, elem_id="race-chart")
+                self.forecast = ForecastPanel(supervisor, form)
 
     @property
     def _told(self) -> list[Any]:
@@ -56,6 +58,7 @@ class CompareTab:
         form.kind.input(form.on_kind, form.kind, form.length, **_AT_ONCE)
         tab.select(self._on_open, [self.table, *settings], [self.note, self.table, *self._told], **_AT_ONCE)
         page.load(self._on_load, None, [tabs, self.table], **_AT_ONCE)
+        self.forecast.wire()
         self.start.click(self._on_start, [self.table, *form.inputs, *settings], shown, **_QUIET)
         self.stop.click(self._on_stop, self.table, shown, **_QUIET)
         self.resume.click(self._on_resume, self.table, shown, **_QUIET)

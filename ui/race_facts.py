@@ -96,7 +96,7 @@ class RaceFacts:
             "state": "on" if is_on else ended(statuses),
             "about": about(plan),
             **progress([states[run.id] for run in runs]),
-            **table(lanes, plan.target, plan.repeats),
+            **table(lanes, plan.target, plan.repeats, race),
             "runs": [lane.runs[0] for lane in plan.lanes if lane.runs],
         }
 

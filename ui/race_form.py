@@ -31,6 +31,7 @@ _TITLES = {
     "until": "Until",
     "length": "Length",
     "max_steps": "Length",
+    "network": "Network",
 }
 
 

@@ -84,9 +84,9 @@ function followRace() {
     });
     find('.race-verdicts').replaceChildren(...verdicts);
     find('.race-verdicts').hidden = !verdicts.length;
-    const same = (answer.same ?? []).map((text) => node('li', text));
-    find('.race-same').replaceChildren(...same);
-    find('.race-same').hidden = !same.length;
+    const findings = (answer.findings ?? []).map((text) => node('li', text));
+    find('.race-findings').replaceChildren(...findings);
+    find('.race-findings').hidden = !findings.length;
   }
 
   function take(request, answer) {

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.findings import findings
 from trainer.race import AGAIN, Plan, Race
 from trainer.race_table import Lane, headline, rows
 from trainer.runs import RunState, RunStatus
-from trainer.same_answer import same_answer
 from ui.run_facts import duration
 
 
@@ -77,7 +77,7 @@ _ENERGY = ("Energy", "of the GPUs, while it trained")
 _LAST = [("Memory", "peak; on a CPU of all its processes"), ("Test accuracy", "at the last evaluation")]
 
 
-def table(lanes: Sequence[Lane], target: float, repeats: int) -> dict[str, Any]:
+def table(lanes: Sequence[Lane], target: float, repeats: int, race: Race | None = None) -> dict[str, Any]:
     found = rows(lanes)
     best = max((row["images_per_second"] or 0 for row in found), default=0)
     on_gpus = any(row["runs"] and not row["is_cpu"] for row in found)
@@ -87,7 +87,7 @@ def table(lanes: Sequence[Lane], target: float, repeats: int) -> dict[str, Any]:
     columns = [*_ALWAYS, *shown, *_LAST]
     return {
         "headline": headline(found),
-        "same": same_answer(lanes),
+        "findings": findings(lanes, found, race),
         "columns": columns,
         "rows": [_row(lane, row, columns, best, repeats) for lane, row in zip(lanes, found, strict=True)],
     }
